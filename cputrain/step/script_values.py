@@ -8,7 +8,7 @@ from __future__ import annotations
 from dis import get_instructions
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
@@ -28,6 +28,14 @@ LIBRARIES = ("torch", "numpy", "cputrain")
 """Packages whose functions read no values of a script."""
 
 
+class TensorPlace(NamedTuple):
+    """A tensor that is an attribute of an object, and no parameter or buffer."""
+
+    place: dict[str, Any]
+    name: str
+    tensor: Tensor
+
+
 class ScriptValues:
     """Values that modules and functions may read, as they are now.
 
@@ -41,6 +49,7 @@ class ScriptValues:
         self._cells: list[tuple[CellType, Any]] = []
         self._containers: list[tuple[str, Any, list[Any]]] = []
         self._functions: list[FunctionType] = []
+        self._tensors: list[TensorPlace] = []
         self._known: set[int] = set()
         for module in modules:
             self._add_object(module, MAX_DEPTH)
@@ -66,6 +75,11 @@ class ScriptValues:
             if len(now) != len(members) or not all(map(is_, now, members)):
                 return False
         return all(_is_same(cell.cell_contents, value) for cell, value in self._cells)
+
+    def tensors(self) -> list[TensorPlace]:
+        """Return the tensors among attributes whose names are in the functions."""
+        names = {name for function in self._functions for name in _names_in(function.__code__)}
+        return [each for each in self._tensors if each.name in names]
 
     def effect(self) -> str:
         """Return what a function does beside returning a value, such as printing; "" if nothing.
@@ -107,11 +121,10 @@ class ScriptValues:
         if not depth or id(value) in self._known or isinstance(value, Tensor | ModuleType | type):
             return
         if isinstance(value, MethodType):
-            self._add(value.__func__, depth)
+            self._add_method(value.__func__, type(value.__self__), depth)
             self._add(value.__self__, depth)
         elif isinstance(value, FunctionType):
-            self._known.add(id(value))
-            self._add_function(value, depth - 1)
+            self._add_method(value, _class_of(value), depth)
         elif not isinstance(value, BuiltinFunctionType):
             self._add_object(value, depth)
 
@@ -120,14 +133,21 @@ class ScriptValues:
             return
         self._known.add(id(value))
         for name, attribute in vars(value).items() if hasattr(value, "__dict__") else ():
-            if not (isinstance(value, nn.Module) and name in MODULE_ATTRIBUTES):
+            if type(attribute) is Tensor:
+                self._tensors.append(TensorPlace(vars(value), name, attribute))
+            elif not (isinstance(value, nn.Module) and name in MODULE_ATTRIBUTES):
                 self._add_place(vars(value), name, attribute, depth)
         if type(value).__module__.partition(".")[0] in LIBRARIES:
             return
         for name in ("forward", "__call__"):
-            method = getattr(type(value), name, None)
-            if isinstance(method, FunctionType):
-                self._add(method, depth)
+            for method in _methods(type(value), name):
+                self._add_method(method, type(value), depth)
+
+    def _add_method(self, function: Any, owner: type | None, depth: int) -> None:
+        """Add a function, which may call methods of a class."""
+        if depth and isinstance(function, FunctionType) and id(function) not in self._known:
+            self._known.add(id(function))
+            self._add_function(function, owner, depth - 1)
 
     def _add_place(self, place: dict[str, Any], name: str, value: Any, depth: int) -> None:
         if _is_plain(value):
@@ -138,7 +158,7 @@ class ScriptValues:
             for each in _members(value):
                 self._add(each, depth - 1)
 
-    def _add_function(self, function: FunctionType, depth: int) -> None:
+    def _add_function(self, function: FunctionType, owner: type | None, depth: int) -> None:
         if function.__module__ and function.__module__.partition(".")[0] in LIBRARIES:
             return
         self._functions.append(function)
@@ -156,8 +176,9 @@ class ScriptValues:
         for name in _names_in(function.__code__):
             if name in function.__globals__:
                 self._add_place(function.__globals__, name, function.__globals__[name], depth)
-            elif isinstance(method := _method_of(function, name), FunctionType):
-                self._add(method, depth)
+            elif owner is not None:
+                for method in _methods(owner, name):
+                    self._add_method(method, owner, depth)
 
 
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
@@ -210,10 +231,22 @@ def _names_in(code: Any) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-def _method_of(function: FunctionType, name: str) -> Any:
-    """Return a method of this name of the class that defines a function; None if there is none."""
-    class_name = function.__qualname__.rpartition(".")[0]
-    return getattr(function.__globals__.get(class_name), name, None)
+def _class_of(function: FunctionType) -> type | None:
+    """Return the class that defines a function; None if there is none."""
+    owner = function.__globals__.get(function.__qualname__.rpartition(".")[0])
+    return owner if isinstance(owner, type) else None
+
+
+def _methods(owner: type, name: str) -> Iterator[Any]:
+    """Yield the functions of this name of a class and of those that it inherits from.
+
+    `super()` may call any of them.
+    """
+    for each in owner.__mro__:
+        member = vars(each).get(name)
+        if isinstance(member, property):
+            member = member.fget
+        yield getattr(member, "__func__", member)
 
 
 def _is_same(value: Any, before: Any) -> bool:

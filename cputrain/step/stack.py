@@ -202,7 +202,7 @@ class Stack:
         """Have tensors of all models be parts of stacked ones. Raises CompileError."""
         self._states = []
         functions = [] if isinstance(self._wholes[0].loss, nn.Module) else [self._wholes[0].loss]
-        states = [ModelTensors(whole, functions) for whole in self._wholes]
+        states = [ModelTensors(whole, functions, has_attributes=False) for whole in self._wholes]
         key = states[0].key
         if any(state.key != key for state in states):
             raise CompileError("models differ in more than numbers")

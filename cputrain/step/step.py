@@ -228,7 +228,7 @@ class Step:
         self.num_compiled += 1
         number = len(function.losses.tensors)
         if call.updates:
-            increment_version(state.tensors)
+            increment_version(state.changed)
             optimizer._opt_called = True  # for schedulers
             for hook in step_hooks._global_optimizer_post_hooks.values():
                 hook(optimizer, (), {})

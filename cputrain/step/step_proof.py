@@ -61,6 +61,7 @@ class StepProof:
     ) -> None:
         self._function = function
         self._names = [*state.model.parameters, *state.model.buffers]
+        self._attributes = list(state.model.attributes.values())
         self._gradients = [None if each is None else each.clone() for each in gradients]
         self._before = [tensor.detach().clone() for tensor in state.tensors]
         self._after = [tensor.clone() for tensor in self._before]
@@ -88,7 +89,8 @@ class StepProof:
         if list(named) != self._names:
             return "the forward registers parameters or buffers"
         values = [optimizer.state[parameter].get(name) for parameter, name, _ in self._states]
-        current = [*named.values(), *(value for value in values if isinstance(value, Tensor))]
+        states = [value for value in values if isinstance(value, Tensor)]
+        current = [*named.values(), *self._attributes, *states]
         tolerance = REDUCED if torch.is_autocast_enabled("cpu") else tolerance_of(named.values())
         if not torch.equal(self._random_state, torch.get_rng_state()):
             return "the compiled step draws other random numbers"

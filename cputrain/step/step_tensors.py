@@ -60,7 +60,11 @@ class StepTensors:
         self.tensors: list[Tensor] = [
             *self.model.tensors, *self.optimizer.tensors, *self.optimizer.rates
         ]  # fmt: skip
-        """All of them: parameters, buffers, states, learning rates."""
+        """All of them: parameters, buffers, attributes, states, learning rates."""
+        self.changed: list[Tensor] = [
+            *self.model.parameters.values(), *self.model.buffers.values(), *self.optimizer.tensors
+        ]  # fmt: skip
+        """Those that a step may change."""
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from cputrain.runtime.patching import PACKAGE
 from cputrain.step.losses import Losses
@@ -86,7 +85,7 @@ class StepFunction:
         model, remaining = self._model, iter(tensors)
         names = list(model.parameters)
         parameters = [next(remaining) for _ in names]
-        buffers = {name: next(remaining) for name in model.buffers}
+        others = {name: next(remaining) for name in (*model.buffers, *model.attributes)}
         update_tensors = [next(remaining) for _ in range(self._num_update_tensors)]
         before = [next(remaining) if has else None for has in self._has_gradient]
         batch = self._layout.fill(list(remaining))
@@ -97,9 +96,7 @@ class StepFunction:
         ]
         with torch.enable_grad():
             self.losses = losses = Losses(
-                functional_call(
-                    self._whole, {**dict(zip(names, leaves, strict=True)), **buffers}, batch
-                )
+                model.call(self._whole, {**dict(zip(names, leaves, strict=True)), **others}, batch)
             )
             if not losses.trained or any(loss.numel() != 1 for loss in losses.trained):
                 raise CompileError("the loss is no tensor of one number that needs a gradient")
@@ -182,7 +179,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, GuardOnDataDependentSymNode):
         text = "what happens depends on numbers in tensors"
     elif "convert all Tensors to FakeTensors" in str(error):
-        text = "a tensor is neither parameter, buffer nor argument"
+        text = "a tensor is neither parameter, buffer, attribute nor argument"
     else:
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
     frames = [

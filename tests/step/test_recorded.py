@@ -436,8 +436,53 @@ class Keeps(Effects):
         return super().forward(x)
 
 
+class Inherits(Prints):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+class Overrides(Effects):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scaled(x) * self.factor
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+    @property
+    def factor(self) -> int:
+        return 1
+
+
+class OverridesMethod(Overrides):
+    def scaled(self, x: Tensor) -> Tensor:
+        print("scaled")
+        return super().scaled(x)
+
+
+class OverridesProperty(Overrides):
+    @property
+    def factor(self) -> int:
+        print("asked")
+        return 2
+
+
+class Static(Effects):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.told(super().forward(x))
+
+    @staticmethod
+    def told(x: Tensor) -> Tensor:
+        print("told")
+        return x
+
+
 @pytest.mark.usefixtures("_replayed")
-@pytest.mark.parametrize("kind", [Prints, Counts, Appends, Keeps])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Prints, Counts, Appends, Keeps, Inherits, OverridesMethod, OverridesProperty, Static,
+    ],
+)  # fmt: skip
 def test_forwards_with_effects_are_called(
     kind: type[Effects], capsys: pytest.CaptureFixture[str]
 ) -> None:

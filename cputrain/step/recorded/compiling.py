@@ -65,8 +65,10 @@ def _gather(function: RecordedFunction, path: Path, region: Region) -> None:
         id(weight): weight for model in models.values() for weight in model.parameters.values()
     } | region.weights
     buffers = {id(each): each for model in models.values() for each in model.buffers.values()}
+    others = {id(each): each for model in models.values() for each in model.attributes.values()}
     function.weights, function.buffers = list(weights.values()), list(buffers.values())
-    function.tensors = [*function.weights, *function.buffers]
+    function.attributes = list(others.values())
+    function.tensors = [*function.weights, *function.buffers, *function.attributes]
 
 
 def _trace(

@@ -161,8 +161,10 @@ class RecordedFunction:
         """Parameters of models, and others."""
         self.buffers: list[Tensor] = []
         """Buffers of models."""
+        self.attributes: list[Tensor] = []
+        """Other tensors that are attributes."""
         self.tensors: list[Tensor] = []
-        """Arguments of the compiled function, without those of the batch: both of these."""
+        """Arguments of the compiled function, without those of the batch: all of these."""
         self.run: Compiled | None = None
         """The compiled function, once it was proved."""
 

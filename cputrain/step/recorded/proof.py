@@ -31,7 +31,8 @@ class GradientProof:
         self._copies = [region.buffers_before[id(buffer)].clone() for buffer in ending.buffers]
         self._buffers_before = [copy.clone() for copy in self._copies]
         self._arguments = [
-            *ending.weights, *self._copies, *region.batch, *_draw_again(region, region.path)
+            *ending.weights, *self._copies, *ending.attributes, *region.batch,
+            *_draw_again(region, region.path),
         ]  # fmt: skip
         self._results = _run(ending, self._arguments)
         self._expected = [region.get(index) for index in ending.order]
@@ -82,7 +83,8 @@ def is_read_value(reading: Reading, region: Region, path: Path, index: int) -> b
     expected, num_batch = region.read_values[path, index]
     buffers = [region.buffers_before[id(buffer)] for buffer in reading.buffers]
     batch, numbers = region.batch[:num_batch], _draw_again(region, path)
-    [result] = _run(reading, [*reading.weights, *buffers, *batch, *numbers])
+    tensors = [*reading.weights, *buffers, *reading.attributes, *batch, *numbers]
+    [result] = _run(reading, tensors)
     return _is_same(result, expected, tolerance_of(reading.weights))
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from cputrain.step.model_tensors import CompileError
 from cputrain.step.recorded.arguments import describe_result, new_tensors, restore
@@ -140,11 +139,10 @@ def _call(path: Path, batch: Any, results: list[Tensor], tensors: dict[int, Tens
         if key.model is None:
             value = key.function(*args, **kwargs)
         else:
-            named = {
-                name: tensors[id(tensor)]
-                for name, tensor in (*key.model.parameters.items(), *key.model.buffers.items())
-            }
-            value = functional_call(key.function(), named, args, kwargs)
+            model = key.model
+            groups = (model.parameters, model.buffers, model.attributes)
+            named = {name: tensors[id(each)] for group in groups for name, each in group.items()}
+            value = model.call(key.function(), named, args, kwargs)
     result = describe_result(value, lambda tensor: _index_of(tensor, results), is_traced=True)
     if _without_names(result) != _without_names(path.result):
         raise CompileError("a call returns something else when it is traced")

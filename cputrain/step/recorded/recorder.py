@@ -167,7 +167,7 @@ class Recorder:
                 path = self._child(region, known.reference, tensors, args, kwargs)
                 if path is not None:
                     region.model_calls.append(partial(call, model))
-                    region.watch(tensors.parameters.values())
+                    region.watch((*tensors.parameters.values(), *tensors.attributes.values()))
                     return region.defer(path)
             self._compute(region)
         return self._observe_model(region, call, model, args, kwargs)
@@ -238,7 +238,7 @@ class Recorder:
         except CompileError as error:
             region.reason = str(error)
             return call(model, *computed(args), **computed(kwargs))
-        region.watch(tensors.parameters.values())
+        region.watch((*tensors.parameters.values(), *tensors.attributes.values()))
         if self._unproved:
             for buffer in tensors.buffers.values():
                 region.buffers_before.setdefault(id(buffer), buffer.clone())
