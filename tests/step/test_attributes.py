@@ -160,16 +160,23 @@ def test_others_are_left_eager_by_name(
     assert any(each in told for each in reason.split("|")), told
 
 
+def zero_later(model: Scaled, step: int) -> None:
+    """Change a tensor between the model's call and `backward`, in one step."""
+    if step == NUM_STEPS // 2:
+        model.scale.zero_()
+
+
 def test_one_that_changes_before_backward_for_the_first_time_is_an_error() -> None:
     torch.manual_seed(0)
     model = Scaled()
-    optimizer = optim.SGD(model.parameters(), 0.1)
-    with recorded_steps() as steps, pytest.raises(RuntimeError, match="inplace operation"):
+
+    def run(wait: Callable[[], object]) -> None:
         for step in range(NUM_STEPS):
-            optimizer.zero_grad()
+            model.zero_grad()
             loss = F.cross_entropy(model(torch.randn(6, 4)), torch.randint(3, (6,)))
-            if step == NUM_STEPS // 2:
-                model.scale.zero_()
+            zero_later(model, step)
             loss.backward()
-            optimizer.step()
-            steps.recorder.wait()
+            wait()
+
+    with recorded_steps() as steps, pytest.raises(RuntimeError, match="inplace operation"):
+        run(steps.recorder.wait)

@@ -229,7 +229,7 @@ EAGER = {
     "new buffer": (Case(Reassigns), "updates parameters, buffers or states otherwise"),
     "tensor of a closure": (
         Case(loss=lambda o, t: F.cross_entropy(o, t, weight=WEIGHTS), batches=classes),
-        "neither parameter, buffer nor argument",
+        "neither parameter, buffer, attribute nor argument",
     ),
 }
 
