@@ -1,20 +1,37 @@
-"""Plain values of a script that its forward and its loss may read: attributes, closures, globals.
+"""Values of a script that its forward and its loss may read: attributes, closures, globals.
 
-They are numbers in a compiled step, so that the step holds for these values only.
+They are constants in a compiled step, so that the step holds for these values only.
 """
 
 from __future__ import annotations
 
-from dis import get_instructions
+import weakref
+from functools import partial
 from operator import is_
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
+from cputrain.step.script_code import (
+    DYNAMIC,
+    bases,
+    effect_of,
+    is_of_library,
+    is_of_script_alone,
+    methods,
+    names_in,
+)
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import CellType, CodeType
+    from collections.abc import Iterable
     from typing import Any
 
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
@@ -24,8 +41,10 @@ CONTAINERS = (list, tuple, set, frozenset, dict)
 MAX_DEPTH = 4
 """How far objects that hold objects are followed."""
 
-LIBRARIES = ("torch", "numpy", "cputrain")
-"""Packages whose functions read no values of a script."""
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes of every module, which are looked at elsewhere."""
+
+MISSING = object()
 
 
 class TensorPlace(NamedTuple):
@@ -39,47 +58,108 @@ class TensorPlace(NamedTuple):
 class ScriptValues:
     """Values that modules and functions may read, as they are now.
 
+    Code is followed from function to function by the names in it: a name may be that of any
+    attribute or method of any object that is known.
+
     Args:
         modules: Modules, whose attributes and methods are followed.
         functions: Functions, or objects that are called.
     """
 
     def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any]) -> None:
-        self._places: list[tuple[dict[str, Any], str, Any]] = []
-        self._cells: list[tuple[CellType, Any]] = []
-        self._containers: list[tuple[str, Any, list[Any]]] = []
-        self._functions: list[FunctionType] = []
-        self._tensors: list[TensorPlace] = []
-        self._known: set[int] = set()
+        reach = _Reach()
         for module in modules:
-            self._add_object(module, MAX_DEPTH)
+            reach.add_object(module, MAX_DEPTH)
         for function in functions:
-            self._add(function, MAX_DEPTH)
+            reach.add(function, MAX_DEPTH)
+        reach.follow()
+        self._functions = list(reach.functions.values())
+        self._tensors = [
+            TensorPlace(place, name, value)
+            for place, name, value in reach.attributes()
+            if type(value) is Tensor
+        ]
+        self._places = [
+            (place, name, value)
+            for place, name, value in (*reach.attributes(), *reach.variables())
+            if not isinstance(value, Tensor | nn.Module)
+        ]
+        self._class_places: list[tuple[Any, str, Any]] = [
+            (vars(base), name, value)
+            for base in reach.script_classes()
+            for name, value in vars(base).items()
+            if name in reach.names or isinstance(value, FunctionType | property)
+        ]
+        self._copies = [
+            (place, name, _copied(value))
+            for place, name, value in self._places
+            if type(value) in CONTAINERS and _is_plain(value)
+        ]
+        self._cells = [(cell, _copied(_content(cell))) for cell in reach.cells]
+        self._containers = [(each, _members(each)) for each in reach.containers]
+        self._slots = [
+            (each, name, _copied(getattr(each, name, MISSING))) for each, name in reach.slots
+        ]
+        spaces = {id(place): place for place in reach.namespaces}
+        self._keys = [(place, frozenset(place)) for place in spaces.values()]
+        self._sized: list[Any] = [*spaces.values(), *map(vars, reach.script_classes())]
+        self._sizes = list(map(len, self._sized))
+        self._objects, self._modules = reach.objects, reach.modules
+        self._columns = tuple(zip(*self._places, strict=True)) or ((), (), ())
+        self._class_columns = tuple(zip(*self._class_places, strict=True)) or ((), (), ())
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Return the values, as a compiled step assumes them."""
         return (
-            tuple((name, repr(value)) for _, name, value in self._places),
-            tuple(repr(value) for _, value in self._cells),
+            tuple((name, _keyed(value)) for _, name, value in self._places),
+            tuple(_keyed(value) for _, value in self._cells),
+            tuple((name, _keyed(value)) for _, name, value in self._slots),
+            tuple((name, _SameObject(value)) for _, name, value in self._class_places),
         )
 
     def are_current(self) -> bool:
         """Return whether all are as they were."""
-        for place, name, value in self._places:
-            now = place.get(name, place)
-            if now is not value and not _is_same(now, value):
-                return False
-        for _, container, members in self._containers:
-            now = _members(container)
-            if len(now) != len(members) or not all(map(is_, now, members)):
-                return False
-        return all(_is_same(cell.cell_contents, value) for cell, value in self._cells)
+        spaces, names, values = self._columns
+        classes, members, functions = self._class_columns
+        return (
+            (all(map(is_, map(dict.get, spaces, names), values)) or not self._changed_place())
+            and all(map(is_, map(MappingProxyType.get, classes, members), functions))
+            and list(map(len, self._sized)) == self._sizes
+            and not self._changed_content()
+        )
+
+    def _changed_place(self) -> str:
+        """Return the name of a variable or attribute that is another now; "" if there is none."""
+        for space, name, value in (*self._places, *self._class_places):
+            now = space.get(name, MISSING)
+            if now is not value and not (type(now) in PLAIN_TYPES and _is_same(now, value)):
+                return name
+        return ""
+
+    def _changed_content(self) -> str:
+        """Return what has changed within a value that is still the same object; "" if nothing."""
+        for space, name, value in self._copies:
+            if not _is_same(space.get(name), value):
+                return name
+        for container, members in self._containers:
+            if not _are_members(container, members):
+                names = (name for _, name, value in self._places if value is container)
+                return next(names, f"a {type(container).__name__}")
+        for each, name, value in self._slots:
+            if not _is_same(getattr(each, name, MISSING), value):
+                return name
+        if any(not _is_same(_content(cell), value) for cell, value in self._cells):
+            return "a variable of an enclosing function"
+        if any(type(each) is not kind for each, kind in self._objects) or any(
+            type(module()) is not kind for module, kind in self._modules
+        ):
+            return "the class of an object"
+        return ""
 
     def tensors(self) -> list[TensorPlace]:
-        """Return the tensors among attributes whose names are in the functions."""
-        names = {name for function in self._functions for name in _names_in(function.__code__)}
-        return [each for each in self._tensors if each.name in names]
+        """Return the tensors among attributes that may be read."""
+        return self._tensors
 
     def effect(self) -> str:
         """Return what a function does beside returning a value, such as printing; "" if nothing.
@@ -87,170 +167,218 @@ class ScriptValues:
         It is found by names and instructions, so that a function may never come to do it.
         """
         for function in self._functions:
-            name = _effect_of(function.__code__)
+            name = effect_of(function)
             if name:
                 return f"{function.__qualname__} {name}"
         return ""
 
     def restore(self) -> str:
         """Undo changes; return the name of a value that was changed, or ""."""
-        name = self.difference()
-        for place, key, value in self._places:
-            if not _is_same(place.get(key, place), value):
-                place[key] = _copied(value)
+        change = self.difference()
+        for place, name, value in (*self._places, *self._tensors):
+            if place.get(name, MISSING) is not value and isinstance(place, dict):
+                place[name] = value
+        for place, keys in self._keys:
+            for name in place.keys() - keys:
+                del place[name]
+        for container, members in self._containers:
+            if not _are_members(container, members):
+                _refill(container, members)
+        for place, name, value in self._copies:
+            if not _is_same(place[name], value):
+                _refill(place[name], _members(value))
         for cell, value in self._cells:
-            if not _is_same(cell.cell_contents, value):
+            if not _is_same(_content(cell), value):
                 cell.cell_contents = _copied(value)
-        return name
+        return change
 
     def difference(self) -> str:
         """Return the name of a value that is another now; "" if all are as they were."""
-        for place, name, value in self._places:
-            if not _is_same(place.get(name, place), value):
-                return name
-        for name, container, members in self._containers:
-            now = _members(container)
-            if len(now) != len(members) or not all(map(is_, now, members)):
-                return name
-        if any(not _is_same(cell.cell_contents, value) for cell, value in self._cells):
-            return "a variable of an enclosing function"
-        return ""
+        change = self._changed_place() or self._changed_content()
+        if change or list(map(len, self._sized)) == self._sizes:
+            return change
+        for space, keys in self._keys:
+            if space.keys() != keys:
+                return next(iter(space.keys() ^ keys))
+        return "an attribute of a class"
 
-    def _add(self, value: Any, depth: int) -> None:
+
+class _Reach:
+    """What code can reach: functions, and the places of the values that they may read."""
+
+    def __init__(self) -> None:
+        self.functions: dict[int, FunctionType] = {}
+        self.cells: list[CellType] = []
+        self.containers: list[Any] = []
+        self.slots: list[tuple[Any, str]] = []
+        self.namespaces: list[dict[str, Any]] = []
+        self.objects: list[tuple[Any, type]] = []
+        self.modules: list[tuple[weakref.ref[nn.Module], type]] = []
+        self.names: frozenset[str] = frozenset()
+        self._classes: dict[type, bool] = {}
+        """Classes of objects, and whether code may call them."""
+        self._owners: list[tuple[dict[str, Any], bool, int]] = []
+        """Attributes of objects, whether only code of the script reads them, and the depth."""
+        self._files: dict[int, dict[str, Any]] = {}
+        """Variables of modules of the script, in the sense of `import`."""
+        self._globals: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+        self._attributes: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+        self._known: set[int] = set()
+
+    def attributes(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Return the attributes that may be read: their dictionaries, names and values."""
+        return [(place, name, place[name]) for place, name in self._attributes.values()]
+
+    def variables(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Return the global variables that may be read."""
+        return [(place, name, place[name]) for place, name in self._globals.values()]
+
+    def script_classes(self) -> list[type]:
+        """Return the classes of the script."""
+        return list(dict.fromkeys(base for each in self._classes for base in bases(each)))
+
+    def add(self, value: Any, depth: int) -> None:
         """Add what a value that is not plain refers to."""
-        if not depth or id(value) in self._known or isinstance(value, Tensor | ModuleType | type):
+        if _is_plain(value) or isinstance(value, Tensor | nn.Module | BuiltinFunctionType):
             return
-        if isinstance(value, MethodType):
-            self._add_method(value.__func__, type(value.__self__), depth)
-            self._add(value.__self__, depth)
-        elif isinstance(value, FunctionType):
-            self._add_method(value, _class_of(value), depth)
-        elif not isinstance(value, BuiltinFunctionType):
-            self._add_object(value, depth)
-
-    def _add_object(self, value: Any, depth: int) -> None:
-        if id(value) in self._known:
-            return
-        self._known.add(id(value))
-        for name, attribute in vars(value).items() if hasattr(value, "__dict__") else ():
-            if type(attribute) is Tensor:
-                self._tensors.append(TensorPlace(vars(value), name, attribute))
-            elif not (isinstance(value, nn.Module) and name in MODULE_ATTRIBUTES):
-                self._add_place(vars(value), name, attribute, depth)
-        if type(value).__module__.partition(".")[0] in LIBRARIES:
-            return
-        for name in ("forward", "__call__"):
-            for method in _methods(type(value), name):
-                self._add_method(method, type(value), depth)
-
-    def _add_method(self, function: Any, owner: type | None, depth: int) -> None:
-        """Add a function, which may call methods of a class."""
-        if depth and isinstance(function, FunctionType) and id(function) not in self._known:
-            self._known.add(id(function))
-            self._add_function(function, owner, depth - 1)
-
-    def _add_place(self, place: dict[str, Any], name: str, value: Any, depth: int) -> None:
-        if _is_plain(value):
-            self._places.append((place, name, _copied(value)))
-        elif not isinstance(value, nn.Module):
-            if type(value) in CONTAINERS:
-                self._containers.append((name, value, _members(value)))
-            for each in _members(value):
-                self._add(each, depth - 1)
-
-    def _add_function(self, function: FunctionType, owner: type | None, depth: int) -> None:
-        if function.__module__ and function.__module__.partition(".")[0] in LIBRARIES:
-            return
-        self._functions.append(function)
-        for cell in function.__closure__ or ():
-            try:
-                value = cell.cell_contents
-            except ValueError:  # empty
-                continue
-            if _is_plain(value):
-                self._cells.append((cell, _copied(value)))
+        if isinstance(value, FunctionType):
+            self._add_function(value)
+        elif isinstance(value, MethodType):
+            self._add_function(value.__func__)
+            self.add(value.__self__, depth)
+        elif isinstance(value, ModuleType):
+            if not is_of_library(value):
+                self._files[id(value)] = vars(value)
+        elif isinstance(value, type):
+            if not is_of_library(value):
+                self._classes[value] = True
+        elif depth > 0 and id(value) not in self._known:
+            self._known.add(id(value))
+            if isinstance(value, partial):
+                for each in (value.func, *value.args, *value.keywords.values()):
+                    self.add(each, depth)
+            elif type(value) in CONTAINERS:
+                self.containers.append(value)
+                for each in _members(value):
+                    self.add(each, depth - 1)
             else:
-                self._add(value, depth)
+                self.add_object(value, depth)
+
+    def add_object(self, value: Any, depth: int) -> None:
+        """Add an object, whose attributes and methods may be read."""
+        self._known.add(id(value))
+        kind = type(value)
+        if bases(kind):
+            self._classes.setdefault(kind, False)
+            if isinstance(value, nn.Module):
+                self.modules.append((weakref.ref(value), kind))
+            else:
+                self.objects.append((value, kind))
+        if hasattr(value, "__dict__"):
+            self._owners.append((vars(value), is_of_script_alone(kind), depth))
+        for base in bases(kind):
+            slots = vars(base).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if name not in {"__dict__", "__weakref__"}:
+                    self.slots.append((value, name))
+                    self.add(getattr(value, name, None), depth - 1)
+
+    def _add_function(self, function: Any) -> None:
+        if not isinstance(function, FunctionType) or id(function) in self.functions:
+            return
+        if not is_of_library(function):
+            self.functions[id(function)] = function
+
+    def follow(self) -> None:
+        """Add what functions reach by names, until they reach no more."""
+        followed: set[int] = set()
+        size = -1
+        while size != (size := self._size()):
+            for identity, function in list(self.functions.items()):
+                if identity not in followed:
+                    followed.add(identity)
+                    self._follow_function(function)
+            is_every = not self.names.isdisjoint(DYNAMIC)
+            for attributes, is_named, depth in list(self._owners):
+                for name, value in list(attributes.items()):
+                    if name not in MODULE_ATTRIBUTES and (
+                        name in self.names or (is_every if is_named else _is_option(value))
+                    ):
+                        self._add_place(self._attributes, attributes, name, value, depth - 1)
+            for space in list(self._files.values()):
+                for name in self.names & space.keys():
+                    self._add_place(self._globals, space, name, space[name], MAX_DEPTH)
+            for owner, is_called in list(self._classes.items()):
+                for method in methods(owner, self.names, is_called=is_called):
+                    self._add_function(method)
+        self.namespaces = [attributes for attributes, is_named, _ in self._owners if is_named]
+
+    def _size(self) -> int:
+        return sum(map(len, (
+            self.functions, self.names, self._classes, self._owners, self._files, self._globals,
+            self._attributes,
+        )))  # fmt: skip
+
+    def _follow_function(self, function: FunctionType) -> None:
+        names = names_in(function.__code__)
+        self.names |= names.of_attributes
+        for cell in function.__closure__ or ():
+            self.cells.append(cell)
+            self.add(_content(cell), MAX_DEPTH)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._add(value, depth)
-        for name in _names_in(function.__code__):
-            if name in function.__globals__:
-                self._add_place(function.__globals__, name, function.__globals__[name], depth)
-            elif owner is not None:
-                for method in _methods(owner, name):
-                    self._add_method(method, owner, depth)
+            self.add(value, MAX_DEPTH)
+        for name in names.of_globals & function.__globals__.keys():
+            space = function.__globals__
+            self._add_place(self._globals, space, name, space[name], MAX_DEPTH)
+
+    def _add_place(
+        self, places: dict[Any, Any], space: dict[str, Any], name: str, value: Any, depth: int
+    ) -> None:
+        if (id(space), name) not in places:
+            places[id(space), name] = (space, name)
+            self.add(value, depth)
 
 
-MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
-"""Attributes of every module, which are looked at elsewhere."""
+class _SameObject:
+    """A value that equals itself only."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameObject) and self._value is other._value
 
 
-EFFECTS = frozenset({
-    "print", "open", "input", "exec", "eval", "next", "write", "writelines", "flush", "debug",
-    "info", "warning", "error", "exception", "critical", "sleep", "time", "time_ns",
-    "perf_counter", "perf_counter_ns", "monotonic", "now", "urandom", "put", "send", "add_scalar",
-    "add_histogram", "register_hook", "retain_grad", "register_buffer", "register_parameter",
-    "setattr", "delattr", "update", "setdefault", "popitem", "record_function",
-})  # fmt: skip
-"""Names of functions that do more than return a value, or return another one each time."""
-
-STORES = {
-    "STORE_ATTR": "sets an attribute", "DELETE_ATTR": "deletes an attribute",
-    "STORE_GLOBAL": "sets a global variable", "DELETE_GLOBAL": "deletes a global variable",
-    "YIELD_VALUE": "is a generator",
-}  # fmt: skip
+def _keyed(value: Any) -> Any:
+    """Return what a compiled step assumes of a value: objects of a class are followed anyway."""
+    if _is_plain(value):
+        return repr(value)
+    if isinstance(value, FunctionType | BuiltinFunctionType | type | ModuleType):
+        return _SameObject(value)
+    if isinstance(value, MethodType):
+        return _SameObject(value.__func__)
+    if type(value) in CONTAINERS:
+        return (type(value), *map(_keyed, _members(value)))
+    return _SameObject(type(value)) if hasattr(value, "__dict__") else _SameObject(value)
 
 
-def _effect_of(code: CodeType) -> str:
-    """Return what code does beside returning a value; "" if nothing."""
-    for name in code.co_names:
-        if name in EFFECTS:
-            return f"calls {name}"
-    for instruction in get_instructions(code):
-        if instruction.opname in STORES:
-            return STORES[instruction.opname]
-        if instruction.opname == "STORE_DEREF" and instruction.argval in code.co_freevars:
-            return "sets a variable of an enclosing function"
-    inner = (constant for constant in code.co_consts if hasattr(constant, "co_names"))
-    is_generator = {"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"}
-    return next(
-        (
-            effect
-            for each in inner
-            if each.co_name not in is_generator and (effect := _effect_of(each))
-        ),
-        "",
-    )
+def _is_option(value: Any) -> bool:
+    """Return whether a value of an object of a library is one that its code may depend on."""
+    return _is_plain(value) or isinstance(value, FunctionType | BuiltinFunctionType)
 
 
-def _names_in(code: Any) -> Iterator[str]:
-    """Yield the names of globals and attributes in a function, and in functions within it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if hasattr(constant, "co_names"):
-            yield from _names_in(constant)
-
-
-def _class_of(function: FunctionType) -> type | None:
-    """Return the class that defines a function; None if there is none."""
-    owner = function.__globals__.get(function.__qualname__.rpartition(".")[0])
-    return owner if isinstance(owner, type) else None
-
-
-def _methods(owner: type, name: str) -> Iterator[Any]:
-    """Yield the functions of this name of a class and of those that it inherits from.
-
-    `super()` may call any of them.
-    """
-    for each in owner.__mro__:
-        member = vars(each).get(name)
-        if isinstance(member, property):
-            member = member.fget
-        yield getattr(member, "__func__", member)
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return MISSING
 
 
 def _is_same(value: Any, before: Any) -> bool:
-    """Return whether a value is the plain value of before, of the same type; NaN is, too."""
+    """Return whether a value is that of before, or a plain one that is equal."""
     return value is before or (
         type(value) is type(before) and _is_plain(value) and bool(value == before)
     )
@@ -265,14 +393,32 @@ def _is_plain(value: Any) -> bool:
 
 
 def _members(value: Any) -> list[Any]:
-    """Return the members of a container; of anything else, itself."""
-    if type(value) is dict:
-        return [*value, *value.values()]
-    return list(value) if type(value) in CONTAINERS else [value]
+    """Return the members of a container."""
+    return [*value, *value.values()] if type(value) is dict else list(value)
+
+
+def _are_members(container: Any, members: list[Any]) -> bool:
+    now = _members(container)
+    return len(now) == len(members) and all(map(is_, now, members))
+
+
+def _refill(container: Any, members: list[Any]) -> None:
+    """Have a container of a script, which was changed, hold the members of before."""
+    if type(container) is list:
+        container[:] = members
+    elif type(container) is set:
+        container.clear()
+        container.update(members)
+    elif type(container) is dict:
+        number = len(members) // 2
+        container.clear()
+        container.update(zip(members[:number], members[number:], strict=True))
 
 
 def _copied(value: Any) -> Any:
-    """Return a plain value that does not change with the script's."""
+    """Return a value that does not change with the script's, if it is plain."""
+    if not _is_plain(value):
+        return value
     if type(value) is dict:
         return {key: _copied(member) for key, member in value.items()}
     return type(value)(map(_copied, value)) if type(value) in CONTAINERS else value

@@ -1,0 +1,420 @@
+"""Whatever a forward reads or calls, and wherever it is: a script does what it does eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial, wraps
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn, optim
+
+import cputrain
+from tests.step import script_helpers
+from tests.step.script_helpers import say
+from tests.step.test_recorded import recorded_steps
+
+NUM_STEPS = 24
+
+pytestmark = [
+    pytest.mark.usefixtures("_replayed"),
+    pytest.mark.filterwarnings("ignore:Step runs eagerly"),
+]
+
+
+class Plain(nn.Module):
+    """A network that has `self.change` applied to its hidden values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.change(torch.tanh(self.body(x))))  # type: ignore[no-any-return]
+
+    def change(self, x: Tensor) -> Tensor:
+        return x
+
+
+# what prints
+
+
+def through_one(x: Tensor) -> Tensor:
+    return through_two(x)
+
+
+def through_two(x: Tensor) -> Tensor:
+    return through_three(x)
+
+
+def through_three(x: Tensor) -> Tensor:
+    return through_four(x)
+
+
+def through_four(x: Tensor) -> Tensor:
+    return through_five(x)
+
+
+def through_five(x: Tensor) -> Tensor:
+    return through_six(x)
+
+
+def through_six(x: Tensor) -> Tensor:
+    print("six")
+    return x
+
+
+def printing(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    @wraps(function)
+    def print_and_call(x: Tensor) -> Tensor:
+        print("decorated")
+        return function(x)
+
+    return print_and_call
+
+
+@printing
+def decorated(x: Tensor) -> Tensor:
+    return x
+
+
+class Teller:
+    def tell(self, x: Tensor) -> Tensor:
+        print("told")
+        return x
+
+    def __getitem__(self, x: Tensor) -> Tensor:
+        return self.tell(x)
+
+    def __enter__(self) -> None:
+        print("entered")
+
+    def __exit__(self, *_: object) -> None:
+        print("left")
+
+    @property
+    def factor(self) -> int:
+        print("asked")
+        return 1
+
+    @classmethod
+    def of_the_class(cls, x: Tensor) -> Tensor:
+        print("class")
+        return x
+
+
+class Made:
+    def __init__(self, x: Tensor) -> None:
+        print("made")
+        self.x = x
+
+
+@dataclass
+class MadeLater:
+    x: Tensor
+
+    def __post_init__(self) -> None:
+        print("made later")
+
+
+class Told(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        print("forward")
+        return x * 1
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Any) -> Any:
+        print("backward")
+        return gradients[0]
+
+
+teller = Teller()
+
+by_name = {"teller": teller.tell, "say": say}
+
+
+class HelperOfDeepCall(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return through_one(x)
+
+
+class HelperOfModule(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return script_helpers.say(x)
+
+
+class HelperImported(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return say(x)
+
+
+class HelperDecorated(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return decorated(x)
+
+
+class HelperOfObject(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.teller = Teller()
+
+    def change(self, x: Tensor) -> Tensor:
+        return self.teller.tell(x)
+
+
+class HelperOfGlobalObject(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return teller.tell(x)
+
+
+class HelperIndexed(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return teller[x]
+
+
+class HelperWith(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        with teller:
+            return x
+
+
+class HelperProperty(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return x * teller.factor
+
+
+class HelperOfClass(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return Teller.of_the_class(x)
+
+
+class HelperMade(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return Made(x).x
+
+
+class HelperMadeLater(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return MadeLater(x).x
+
+
+class HelperFunction(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return Told.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class HelperPartial(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = partial(say)
+
+    def change(self, x: Tensor) -> Tensor:
+        return self.told(x)
+
+
+class HelperInDictionary(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return by_name["teller"](x)
+
+
+class HelperOfGlobalName(Plain):
+    """Its method has the name of a global function that is none of this."""
+
+    def change(self, x: Tensor) -> Tensor:
+        return self.helper(x)
+
+    def helper(self, x: Tensor) -> Tensor:
+        print("method")
+        return x
+
+
+def helper(x: Tensor) -> Tensor:
+    return x
+
+
+class HelperNested(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        def inner(x: Tensor) -> Tensor:
+            return teller.tell(x)
+
+        return inner(x)
+
+
+class HelperInLoop(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return torch.stack([say(part) for part in x])
+
+
+class HelperByText(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return getattr(teller, "te" + "ll")(x)  # type: ignore[no-any-return]
+
+
+class HelperOfInstance(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.change = MethodType(lambda _, x: say(x), self)  # type: ignore[method-assign]
+
+
+TELLING = [
+    each for name, each in sorted(globals().items()) if name.startswith("Helper")
+]  # fmt: skip
+
+
+def train(
+    make: Callable[[], Any],
+    change: Callable[[Any], Any] = lambda _: None,
+    *,
+    in_steps: bool = False,
+    wait: Callable[[], object] = lambda: None,
+) -> tuple[list[float], Any]:
+    """Train by a loop or by `Step`, and change something in the middle."""
+    torch.manual_seed(0)
+    model, loss_fn = make(), F.cross_entropy
+    optimizer = optim.SGD(model.parameters(), 0.02)
+    whole = cputrain.Step(model, loss_fn, optimizer) if in_steps else None
+    losses = []
+    for step in range(NUM_STEPS):
+        if step == NUM_STEPS // 2:
+            change(model)
+        x, y = torch.randn(6, 4), torch.randint(3, (6,))
+        if whole is None:
+            optimizer.zero_grad()
+            loss = loss_fn(model(x), y)
+            loss.backward()
+            optimizer.step()
+        else:
+            loss = whole(x, y)
+            whole.wait()
+        wait()
+        losses.append(loss.item())
+    return losses, whole
+
+
+def trained(in_steps: bool, *args: Any) -> tuple[list[float], int]:
+    """Train with steps that may be compiled; return losses, and how many were."""
+    if in_steps:
+        losses, step = train(*args, in_steps=True)
+        return losses, step.num_compiled
+    with recorded_steps() as steps:
+        losses, _ = train(*args, wait=steps.recorder.wait)
+        return losses, steps.recorder.num_compiled
+
+
+@pytest.mark.parametrize("make", TELLING)
+def test_what_a_forward_prints_is_printed(make: type, capsys: pytest.CaptureFixture[str]) -> None:
+    expected, _ = train(make)
+    printed = capsys.readouterr().out
+    assert printed
+    losses, _ = trained(False, make)
+    assert capsys.readouterr().out == printed
+    assert losses == pytest.approx(expected, rel=1e-4)
+
+
+# what changes
+
+
+class Option:
+    def __init__(self) -> None:
+        self.activation: Any = F.relu
+        self.factor = 1.0
+
+    def act(self, x: Tensor) -> Tensor:
+        return self.activation(x) * self.factor  # type: ignore[no-any-return]
+
+
+activation: Any = torch.sigmoid
+
+option = Option()
+
+
+class Reads(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation: Any = F.relu
+        self.option, self.layers = Option(), [F.relu, torch.tanh]
+        self.by_name: Any = {"act": F.relu}
+        self.mean: Any = torch.mean
+
+    def change(self, x: Tensor) -> Tensor:
+        x = self.activation(x) + activation(x) + self.option.act(x) + option.act(x)
+        x = x + self.layers[0](x) + self.by_name["act"](x) + script_helpers.scale(x)
+        return x + self.mean(x)  # type: ignore[no-any-return]
+
+
+def set_global(_: Any) -> None:
+    global activation
+    activation = torch.tanh
+
+
+def set_object(_: Any) -> None:
+    global option
+    option = Option()
+    option.activation = torch.tanh
+
+
+def patch_class(_: Any) -> None:
+    Option.act = lambda self, x: x * 2 * self.factor  # type: ignore[method-assign]
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "attribute": lambda model: setattr(model, "activation", torch.tanh),
+    "builtin": lambda model: setattr(model, "mean", torch.amax),
+    "object's attribute": lambda model: setattr(model.option, "activation", torch.tanh),
+    "object's number": lambda model: setattr(model.option, "factor", 3.0),
+    "object": lambda model: setattr(model, "option", Shifted()),
+    "list": lambda model: model.layers.reverse(),
+    "other list": lambda model: setattr(model, "layers", [torch.tanh]),
+    "dictionary": lambda model: model.by_name.update(act=torch.tanh),
+    "global": set_global,
+    "global object": set_object,
+    "global object's number": lambda _: setattr(option, "factor", 3.0),
+    "module's number": lambda _: setattr(script_helpers, "FACTOR", 3.0),
+    "module's function": lambda _: setattr(script_helpers, "scale", torch.tanh),
+    "method of a class": patch_class,
+    "forward of the class": lambda _: setattr(
+        Reads, "forward", lambda self, x: self.head(self.body(x))
+    ),
+    "method of the model": lambda model: setattr(model, "change", torch.tanh),
+    "class of the model": lambda model: setattr(model, "__class__", Plain),
+}
+
+
+class Shifted(Option):
+    def act(self, x: Tensor) -> Tensor:
+        return super().act(x) + 1
+
+
+ORIGINALS = (Reads.forward, Option.act, script_helpers.scale)
+
+
+def restore() -> None:
+    """Have all as it was before a change."""
+    global activation, option
+    activation, option, script_helpers.FACTOR = torch.sigmoid, Option(), 1.0
+    Reads.forward, Option.act, script_helpers.scale = ORIGINALS  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def _restored() -> Iterator[None]:
+    yield
+    restore()
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("in_steps", [True, False], ids=["Step", "recorded"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_forward_reads_may_change(name: str, in_steps: bool) -> None:
+    expected, _ = train(Reads, CHANGES[name])
+    restore()
+    unchanged, _ = train(Reads)
+    assert expected != pytest.approx(unchanged, rel=1e-4)
+    restore()
+    losses, num_compiled = trained(in_steps, Reads, CHANGES[name])
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert num_compiled > 3
