@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from cputrain.step.script_code import (
     DYNAMIC,
     bases,
-    effect_of,
     is_of_library,
     is_of_script_alone,
     methods,
@@ -73,7 +72,6 @@ class ScriptValues:
         for function in functions:
             reach.add(function, MAX_DEPTH)
         reach.follow()
-        self._functions = list(reach.functions.values())
         self._tensors = [
             TensorPlace(place, name, value)
             for place, name, value in reach.attributes()
@@ -161,17 +159,6 @@ class ScriptValues:
         """Return the tensors among attributes that may be read."""
         return self._tensors
 
-    def effect(self) -> str:
-        """Return what a function does beside returning a value, such as printing; "" if nothing.
-
-        It is found by names and instructions, so that a function may never come to do it.
-        """
-        for function in self._functions:
-            name = effect_of(function)
-            if name:
-                return f"{function.__qualname__} {name}"
-        return ""
-
     def restore(self) -> str:
         """Undo changes; return the name of a value that was changed, or ""."""
         change = self.difference()
@@ -215,8 +202,7 @@ class _Reach:
         self.objects: list[tuple[Any, type]] = []
         self.modules: list[tuple[weakref.ref[nn.Module], type]] = []
         self.names: frozenset[str] = frozenset()
-        self._classes: dict[type, bool] = {}
-        """Classes of objects, and whether code may call them."""
+        self._classes: dict[type, None] = {}
         self._owners: list[tuple[dict[str, Any], bool, int]] = []
         """Attributes of objects, whether only code of the script reads them, and the depth."""
         self._files: dict[int, dict[str, Any]] = {}
@@ -251,7 +237,7 @@ class _Reach:
                 self._files[id(value)] = vars(value)
         elif isinstance(value, type):
             if not is_of_library(value):
-                self._classes[value] = True
+                self._classes[value] = None
         elif depth > 0 and id(value) not in self._known:
             self._known.add(id(value))
             if isinstance(value, partial):
@@ -269,7 +255,7 @@ class _Reach:
         self._known.add(id(value))
         kind = type(value)
         if bases(kind):
-            self._classes.setdefault(kind, False)
+            self._classes[kind] = None
             if isinstance(value, nn.Module):
                 self.modules.append((weakref.ref(value), kind))
             else:
@@ -308,8 +294,8 @@ class _Reach:
             for space in list(self._files.values()):
                 for name in self.names & space.keys():
                     self._add_place(self._globals, space, name, space[name], MAX_DEPTH)
-            for owner, is_called in list(self._classes.items()):
-                for method in methods(owner, self.names, is_called=is_called):
+            for owner in list(self._classes):
+                for method in methods(owner, self.names):
                     self._add_function(method)
         self.namespaces = [attributes for attributes, is_named, _ in self._owners if is_named]
 

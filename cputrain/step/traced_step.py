@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cputrain.runtime.patching import PACKAGE
+from cputrain.step.effects import without_effects
 from cputrain.step.losses import Losses
 from cputrain.step.model_tensors import CompileError
 from cputrain.step.traced_update import UpdateFunction, laid_out
@@ -139,7 +140,7 @@ def trace(
 
     random_state, numbers = torch.get_rng_state(), _random_numbers()
     try:
-        with _compiling(), _without_onednn(), _without_warnings():
+        with without_effects(), _compiling(), _without_onednn(), _without_warnings():
             graph = make_fx(function, tracing_mode="fake")(*tensors)
     except CompileError:
         raise

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial, wraps
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -255,6 +255,28 @@ class HelperByText(Plain):
         return getattr(teller, "te" + "ll")(x)  # type: ignore[no-any-return]
 
 
+class HelperThatCatches(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        try:
+            return say(x)
+        except Exception:
+            return x * 0
+
+
+class HelperMapped(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return torch.stack(list(map(say, x)))
+
+
+class HelperWithOtherName(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        tell_all("other")
+        return x
+
+
+tell_all = print
+
+
 class HelperOfInstance(Plain):
     def __init__(self) -> None:
         super().__init__()
@@ -296,14 +318,14 @@ def train(
     return losses, whole
 
 
-def trained(in_steps: bool, *args: Any) -> tuple[list[float], int]:
-    """Train with steps that may be compiled; return losses, and how many were."""
+def trained(in_steps: bool, *args: Any) -> tuple[list[float], int, str]:
+    """Train with steps that may be compiled; return losses, how many were, and why not all."""
     if in_steps:
         losses, step = train(*args, in_steps=True)
-        return losses, step.num_compiled
+        return losses, step.num_compiled, step.eager_reason
     with recorded_steps() as steps:
         losses, _ = train(*args, wait=steps.recorder.wait)
-        return losses, steps.recorder.num_compiled
+        return losses, steps.recorder.num_compiled, steps.recorder.end_reason
 
 
 @pytest.mark.parametrize("make", TELLING)
@@ -311,9 +333,52 @@ def test_what_a_forward_prints_is_printed(make: type, capsys: pytest.CaptureFixt
     expected, _ = train(make)
     printed = capsys.readouterr().out
     assert printed
-    losses, _ = trained(False, make)
+    losses, _, _ = trained(False, make)
     assert capsys.readouterr().out == printed
     assert losses == pytest.approx(expected, rel=1e-4)
+
+
+class SetsItsResult(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        self.last = x.detach()
+        return x
+
+
+@pytest.mark.parametrize("in_steps", [True, False], ids=["Step", "recorded"])
+def test_an_attribute_that_a_forward_sets_is_set(in_steps: bool) -> None:
+    models: list[Any] = []
+
+    def make() -> nn.Module:
+        models.append(SetsItsResult())
+        return models[-1]
+
+    train(make)
+    trained(in_steps, make)
+    assert type(models[1].last) is Tensor
+    torch.testing.assert_close(models[1].last, models[0].last)
+
+
+class Quiet(Plain):
+    """Prints nothing, and has values made by classes."""
+
+    def change(self, x: Tensor) -> Tensor:
+        return Kept(x).x + sum(part for part in x)
+
+
+class Kept(NamedTuple):
+    x: Tensor
+
+
+@pytest.mark.parametrize("in_steps", [True, False], ids=["Step", "recorded"])
+def test_what_is_called_beside_a_forward_is_none_of_it(
+    in_steps: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Torch writes messages meanwhile; what handles them may print."""
+    caplog.set_level("DEBUG")
+    expected, _ = train(Quiet)
+    losses, num_compiled, reason = trained(in_steps, Quiet)
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert num_compiled > 3, reason
 
 
 # what changes
@@ -415,6 +480,6 @@ def test_what_a_forward_reads_may_change(name: str, in_steps: bool) -> None:
     unchanged, _ = train(Reads)
     assert expected != pytest.approx(unchanged, rel=1e-4)
     restore()
-    losses, num_compiled = trained(in_steps, Reads, CHANGES[name])
+    losses, num_compiled, reason = trained(in_steps, Reads, CHANGES[name])
     assert losses == pytest.approx(expected, rel=1e-4)
-    assert num_compiled > 3
+    assert num_compiled > 3, reason

@@ -226,7 +226,7 @@ CASES = {
 EAGER = {
     "branch": (Case(Branches), "depends on numbers in tensors"),
     "counter": (Case(Counts), "num_calls changes from step to step"),
-    "new buffer": (Case(Reassigns), "updates parameters, buffers or states otherwise"),
+    "new buffer": (Case(Reassigns), "sets an attribute"),
     "tensor of a closure": (
         Case(loss=lambda o, t: F.cross_entropy(o, t, weight=WEIGHTS), batches=classes),
         "neither parameter, buffer, attribute nor argument",

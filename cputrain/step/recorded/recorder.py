@@ -700,9 +700,6 @@ class _Model:
                 change = self._states[-1].values.difference() or "a value of the model"
                 raise CompileError(f"{change} changes from step to step")
             state = ModelTensors(model)
-            effect = state.values.effect()
-            if effect:
-                raise CompileError(effect)
             self._states.append(state)
         assert state is not None
         return state
