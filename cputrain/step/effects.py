@@ -19,7 +19,7 @@ from cputrain.step.script_code import CONSTRUCTORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType, FrameType
+    from types import CodeType, FrameType, FunctionType
     from typing import Any
 
 SITE = tuple({join(sysconfig.get_path(name), "") for name in ("purelib", "platlib")})
@@ -41,14 +41,10 @@ LIBRARIES = (
 )  # fmt: skip
 """Beginnings of the file names of code whose effects have known names: torch, and what it needs."""
 
-CALLERS = (
-    PACKAGE, *(join(TORCH, name) for name in ("nn", "autograd", "utils/checkpoint", "overrides")),
-    join(STANDARD, "contextlib"), join(STANDARD, "functools"),
+STRANGERS = (
+    "<frozen importlib", *(join(STANDARD, name) for name in ("importlib", "logging", "warnings")),
 )  # fmt: skip
-"""Beginnings of the file names of libraries' code that calls a forward's code.
-
-Others call what is none of it: hooks of imports, and handlers of messages.
-"""
+"""Beginnings of the file names of what calls code that is no part of a forward, such as hooks."""
 
 EFFECTS = frozenset({
     "print", "open", "input", "exec", "eval", "next", "write", "writelines", "flush", "debug",
@@ -57,7 +53,7 @@ EFFECTS = frozenset({
     "add_histogram", "register_hook", "retain_grad", "register_buffer", "register_parameter",
     "setattr", "delattr", "update", "setdefault", "popitem", "record_function", "pprint",
 })  # fmt: skip
-"""CodeNames of functions that do more than return a value, or return another one each time."""
+"""Names of functions that do more than return a value, or return another one each time."""
 
 PARTS = frozenset({"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"})
 """Names of functions that are parts of an expression."""
@@ -69,16 +65,16 @@ STORES = {
 }  # fmt: skip
 
 
-class EffectError(CompileError):
-    """A function of the script does more than return a value."""
+class _EffectFound(BaseException):
+    """A function of the script does more than return a value; no script is to catch it."""
 
 
 @contextmanager
 def without_effects() -> Iterator[None]:
-    """Raise EffectError where code of the script would print, set an attribute or the like.
+    """Raise CompileError where code of the script would print, set an attribute or the like.
 
     It is raised before such a function begins. Whether it is one is found by names and
-    instructions, so that it may never come to do it. Raises CompileError beside a profiler.
+    instructions, so that it may never come to do it. It is raised beside a profiler, too.
     """
     if sys.getprofile() is not None:
         raise CompileError("a profiler is running")
@@ -95,23 +91,24 @@ def without_effects() -> Iterator[None]:
         elif event == "c_call":
             effect = "calls print" if argument is print else ""
         elif event == "call" and not _is_of_library(code.co_filename):
-            if code.co_name == "__del__" or not _calls_forward(frame.f_back):
-                if not code.co_filename.startswith("<"):  # torch writes code that calls a forward
-                    ignored = frame
+            if _is_called_by_stranger(frame):
+                ignored = frame
             elif code not in known:
                 known.add(code)
                 effect = _effect_of(frame)
         if effect:
             effects.append(f"{code.co_qualname} {effect}")
-            raise EffectError(effects[0])
+            raise _EffectFound
 
     sys.setprofile(look)
     try:
         yield
+    except _EffectFound:
+        pass
     finally:
         sys.setprofile(None)
-        if effects:  # code of the script may have caught the exception
-            raise EffectError(effects[0])
+    if effects:
+        raise CompileError(effects[0])
 
 
 @cache
@@ -119,10 +116,23 @@ def _is_of_library(path: str) -> bool:
     return path.startswith(LIBRARIES) or (path.startswith(STANDARD) and not path.startswith(SITE))
 
 
-def _calls_forward(frame: FrameType | None) -> bool:
-    """Return whether what a frame calls is a part of a forward."""
-    path = "" if frame is None else frame.f_code.co_filename
-    return path.startswith(CALLERS) or not _is_of_library(path)
+def _is_called_by_stranger(frame: FrameType) -> bool:
+    caller = frame.f_back
+    return frame.f_code.co_name == "__del__" or (
+        caller is not None and caller.f_code.co_filename.startswith(STRANGERS)
+    )
+
+
+def effect_of(function: FunctionType) -> str:
+    """Return what a function, or one within it, may do beside returning a value; "" if nothing."""
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        effect = _effect_in(code)
+        if effect:
+            return f"{function.__qualname__} {effect}"
+        waiting += [each for each in code.co_consts if hasattr(each, "co_names")]
+    return ""
 
 
 def _effect_of(frame: FrameType) -> str:

@@ -66,12 +66,9 @@ class ScriptValues:
     """
 
     def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any]) -> None:
-        reach = _Reach()
-        for module in modules:
-            reach.add_object(module, MAX_DEPTH)
-        for function in functions:
-            reach.add(function, MAX_DEPTH)
-        reach.follow()
+        roots = (list(modules), list(functions))
+        reach = _Reach(*roots)
+        self._functions = list(_Reach(*roots, is_of_modules=True).functions.values())
         self._tensors = [
             TensorPlace(place, name, value)
             for place, name, value in reach.attributes()
@@ -155,6 +152,11 @@ class ScriptValues:
             return "the class of an object"
         return ""
 
+    @property
+    def functions(self) -> list[FunctionType]:
+        """Return the functions that are surely called, or may be by modules and by one another."""
+        return self._functions
+
     def tensors(self) -> list[TensorPlace]:
         """Return the tensors among attributes that may be read."""
         return self._tensors
@@ -191,9 +193,19 @@ class ScriptValues:
 
 
 class _Reach:
-    """What code can reach: functions, and the places of the values that they may read."""
+    """What code can reach: functions, and the places of the values that they may read.
 
-    def __init__(self) -> None:
+    Args:
+        modules: Modules, whose attributes and methods are followed.
+        functions: Functions, or objects that are called.
+        is_of_modules: Whether methods of other objects and classes are left out: their names may
+            be those of others.
+    """
+
+    def __init__(
+        self, modules: list[nn.Module], functions: list[Any], *, is_of_modules: bool = False
+    ) -> None:
+        self._is_of_modules = is_of_modules
         self.functions: dict[int, FunctionType] = {}
         self.cells: list[CellType] = []
         self.containers: list[Any] = []
@@ -210,6 +222,11 @@ class _Reach:
         self._globals: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
         self._attributes: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
         self._known: set[int] = set()
+        for module in modules:
+            self.add_object(module, MAX_DEPTH)
+        for function in functions:
+            self.add(function, MAX_DEPTH)
+        self._follow()
 
     def attributes(self) -> list[tuple[dict[str, Any], str, Any]]:
         """Return the attributes that may be read: their dictionaries, names and values."""
@@ -275,7 +292,7 @@ class _Reach:
         if not is_of_library(function):
             self.functions[id(function)] = function
 
-    def follow(self) -> None:
+    def _follow(self) -> None:
         """Add what functions reach by names, until they reach no more."""
         followed: set[int] = set()
         size = -1
@@ -295,6 +312,8 @@ class _Reach:
                 for name in self.names & space.keys():
                     self._add_place(self._globals, space, name, space[name], MAX_DEPTH)
             for owner in list(self._classes):
+                if self._is_of_modules and not issubclass(owner, nn.Module):
+                    continue
                 for method in methods(owner, self.names):
                     self._add_function(method)
         self.namespaces = [attributes for attributes, is_named, _ in self._owners if is_named]

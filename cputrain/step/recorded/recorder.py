@@ -16,6 +16,7 @@ from torch.autograd.graph import increment_version
 from cputrain.runtime.root_forward import within_call
 from cputrain.step.background import only_tracer, wait_for
 from cputrain.step.contest import Contest
+from cputrain.step.effects import effect_of
 from cputrain.step.model_tensors import CompileError, ModelTensors
 from cputrain.step.recorded.arguments import (
     UnrecordableError,
@@ -700,6 +701,9 @@ class _Model:
                 change = self._states[-1].values.difference() or "a value of the model"
                 raise CompileError(f"{change} changes from step to step")
             state = ModelTensors(model)
+            effect = next(filter(None, map(effect_of, state.values.functions)), "")
+            if effect:
+                raise CompileError(effect)
             self._states.append(state)
         assert state is not None
         return state
