@@ -41,10 +41,10 @@ LIBRARIES = (
 )  # fmt: skip
 """Beginnings of the file names of code whose effects have known names: torch, and what it needs."""
 
-STRANGERS = (
+HOOK_CALLERS = (
     "<frozen importlib", *(join(STANDARD, name) for name in ("importlib", "logging", "warnings")),
 )  # fmt: skip
-"""Beginnings of the file names of what calls code that is no part of a forward, such as hooks."""
+"""Beginnings of the file names of code that calls hooks, which are no part of a forward."""
 
 EFFECTS = frozenset({
     "print", "open", "input", "exec", "eval", "next", "write", "writelines", "flush", "debug",
@@ -91,7 +91,7 @@ def without_effects() -> Iterator[None]:
         elif event == "c_call":
             effect = "calls print" if argument is print else ""
         elif event == "call" and not _is_of_library(code.co_filename):
-            if _is_called_by_stranger(frame):
+            if _is_hook(frame):
                 ignored = frame
             elif code not in known:
                 known.add(code)
@@ -116,10 +116,10 @@ def _is_of_library(path: str) -> bool:
     return path.startswith(LIBRARIES) or (path.startswith(STANDARD) and not path.startswith(SITE))
 
 
-def _is_called_by_stranger(frame: FrameType) -> bool:
+def _is_hook(frame: FrameType) -> bool:
     caller = frame.f_back
     return frame.f_code.co_name == "__del__" or (
-        caller is not None and caller.f_code.co_filename.startswith(STRANGERS)
+        caller is not None and caller.f_code.co_filename.startswith(HOOK_CALLERS)
     )
 
 
