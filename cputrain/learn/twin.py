@@ -12,6 +12,7 @@ from statistics import median
 
 import torch
 
+from cputrain.runtime.effects import EffectError, without_effects
 from cputrain.runtime.module_hooks import ModuleHooks
 from cputrain.split.outputs import leaves_of
 from cputrain.split.proof.compare import SMALL, Pair
@@ -95,7 +96,10 @@ class _TwinRuns:
         try:
             model, args, kwargs = StateCopier(read=self._read).copy(self._original)
             change(model)
-            return _results(model, self._call(model, *args, **kwargs))
+            with without_effects(is_output_alone=True):
+                return _results(model, self._call(model, *args, **kwargs))
+        except EffectError as effect:
+            raise CannotSplitError(str(effect)) from None
         finally:
             used = self._random_states.restore()
             written = self._global_state.restore()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
+from cputrain.runtime.effects import CONSTRUCTORS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType
@@ -23,9 +25,6 @@ DYNAMIC = frozenset({
     "methodcaller", "__getattribute__",
 })  # fmt: skip
 """CodeNames of functions by which code reads attributes that it does not name."""
-
-CONSTRUCTORS = frozenset({"__new__", "__init__", "__post_init__"})
-"""Methods that are called where a class is."""
 
 OPERATORS = frozenset({
     "__call__", "__getitem__", "__enter__", "__exit__", "__getattr__", "__getattribute__",

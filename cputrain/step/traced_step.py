@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from cputrain.runtime.effects import EffectError, without_effects
 from cputrain.runtime.patching import PACKAGE
-from cputrain.step.effects import without_effects
 from cputrain.step.losses import Losses
 from cputrain.step.model_tensors import CompileError
 from cputrain.step.traced_update import UpdateFunction, laid_out
@@ -144,6 +144,8 @@ def trace(
             graph = make_fx(function, tracing_mode="fake")(*tensors)
     except CompileError:
         raise
+    except EffectError as error:
+        raise CompileError(str(error)) from None
     except Exception as error:
         raise CompileError(_reason(error)) from error
     finally:

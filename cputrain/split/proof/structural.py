@@ -14,6 +14,7 @@ from enum import Enum
 import torch
 from torch import nn
 
+from cputrain.runtime.effects import EffectError, without_effects
 from cputrain.split.devices import CPU
 from cputrain.split.execution.context import ReplicaContext, end_checkpoints
 from cputrain.split.execution.replica import home_of
@@ -190,10 +191,12 @@ class Proof:
             0, (0, size), size, ReplicaBarrier(1), SharedDraws(1, None, home), trace=recorder
         )
         try:
-            with shard_context, recorder:
+            with without_effects(is_output_alone=True), shard_context, recorder:
                 output = context.run(self._call, copied, *args, **options)
             backward_functions.trace(recorder, leaves_of(output)[0])
             recorder.finish()
+        except EffectError as effect:
+            raise CannotSplitError(str(effect)) from None
         except CannotShard as refusal:
             end_checkpoints(refusal)
             raise CannotSplitError(str(refusal)) from None

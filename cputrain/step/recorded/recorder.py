@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
+from cputrain.runtime.effects import effect_of
 from cputrain.runtime.root_forward import within_call
 from cputrain.step.background import only_tracer, wait_for
 from cputrain.step.contest import Contest
-from cputrain.step.effects import effect_of
 from cputrain.step.model_tensors import CompileError, ModelTensors
 from cputrain.step.recorded.arguments import (
     UnrecordableError,

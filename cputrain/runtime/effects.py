@@ -1,4 +1,4 @@
-"""What code of a script does beside returning a value: looked for while it is traced."""
+"""What code of a script does beside returning a value: looked for while it is called on copies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sysconfig
 from contextlib import contextmanager
 from dis import get_instructions
 from functools import cache
+from io import IOBase
 from os.path import dirname, join
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,6 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from cputrain.runtime.patching import PACKAGE
-from cputrain.step.model_tensors import CompileError
-from cputrain.step.script_code import CONSTRUCTORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +40,10 @@ LIBRARIES = (
 )  # fmt: skip
 """Beginnings of the file names of code whose effects have known names: torch, and what it needs."""
 
+LOGGING = join(STANDARD, "logging")
+
 HOOK_CALLERS = (
-    "<frozen importlib", *(join(STANDARD, name) for name in ("importlib", "logging", "warnings")),
+    "<frozen importlib", LOGGING, *(join(STANDARD, name) for name in ("importlib", "warnings")),
 )  # fmt: skip
 """Beginnings of the file names of code that calls hooks, which are no part of a forward."""
 
@@ -55,6 +56,11 @@ EFFECTS = frozenset({
 })  # fmt: skip
 """Names of functions that do more than return a value, or return another one each time."""
 
+OUTPUT = frozenset({
+    "print", "pprint", "input", "add_scalar", "add_scalars", "add_histogram", "add_image",
+})  # fmt: skip
+"""Names of functions that write or read, and change no value of the script."""
+
 PARTS = frozenset({"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"})
 """Names of functions that are parts of an expression."""
 
@@ -65,19 +71,34 @@ STORES = {
 }  # fmt: skip
 
 
+CONSTRUCTORS = frozenset({"__new__", "__init__", "__post_init__"})
+"""Methods that are called where a class is."""
+
+LOGGERS = frozenset({"debug", "info", "warning", "error", "critical", "exception", "log"})
+"""Functions of the module logging that write messages."""
+
+
+class EffectError(Exception):
+    """A function of the script does more than return a value; the message says which, and what."""
+
+
 class _EffectFound(BaseException):
-    """A function of the script does more than return a value; no script is to catch it."""
+    """What ends the call of such a function; no script is to catch it."""
 
 
 @contextmanager
-def without_effects() -> Iterator[None]:
-    """Raise CompileError where code of the script would print, set an attribute or the like.
+def without_effects(*, is_output_alone: bool = False) -> Iterator[None]:
+    """Raise EffectError where code of the script would print, set an attribute or the like.
 
     It is raised before such a function begins. Whether it is one is found by names and
     instructions, so that it may never come to do it. It is raised beside a profiler, too.
+
+    Args:
+        is_output_alone: Whether only what writes or reads counts, and no change of a value.
     """
     if sys.getprofile() is not None:
-        raise CompileError("a profiler is running")
+        raise EffectError("a profiler of Python functions is running")
+    names = OUTPUT if is_output_alone else EFFECTS
     known: set[CodeType] = set()
     effects: list[str] = []
     ignored: FrameType | None = None
@@ -89,13 +110,15 @@ def without_effects() -> Iterator[None]:
             if event == "return" and frame is ignored:
                 ignored = None
         elif event == "c_call":
-            effect = "calls print" if argument is print else ""
+            effect = _effect_of_builtin(argument, frame)
         elif event == "call" and not _is_of_library(code.co_filename):
             if _is_hook(frame):
                 ignored = frame
             elif code not in known:
                 known.add(code)
-                effect = _effect_of(frame)
+                effect = _effect_of(frame, names, is_output_alone=is_output_alone)
+        elif event == "call" and code.co_name in LOGGERS and _logs(frame):
+            code, effect = frame.f_back.f_code, f"calls {code.co_name}"  # type: ignore[union-attr]
         if effect:
             effects.append(f"{code.co_qualname} {effect}")
             raise _EffectFound
@@ -108,7 +131,19 @@ def without_effects() -> Iterator[None]:
     finally:
         sys.setprofile(None)
     if effects:
-        raise CompileError(effects[0])
+        raise EffectError(effects[0])
+
+
+def effect_of(function: FunctionType) -> str:
+    """Return what a function, or one within it, may do beside returning a value; "" if nothing."""
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        effect = _call_in(code, EFFECTS) or _store_in(code)
+        if effect:
+            return f"{function.__qualname__} {effect}"
+        waiting += [each for each in code.co_consts if hasattr(each, "co_names")]
+    return ""
 
 
 @cache
@@ -123,37 +158,47 @@ def _is_hook(frame: FrameType) -> bool:
     )
 
 
-def effect_of(function: FunctionType) -> str:
-    """Return what a function, or one within it, may do beside returning a value; "" if nothing."""
-    waiting = [function.__code__]
-    while waiting:
-        code = waiting.pop()
-        effect = _effect_in(code)
-        if effect:
-            return f"{function.__qualname__} {effect}"
-        waiting += [each for each in code.co_consts if hasattr(each, "co_names")]
+def _effect_of_builtin(function: Any, frame: FrameType) -> str:
+    """Return what a builtin does that code of the script calls; "" if nothing but return."""
+    if function is print or function is input:
+        return f"calls {function.__name__}"
+    if function.__name__ in {"write", "writelines"} and isinstance(function.__self__, IOBase):
+        return "" if _is_of_library(frame.f_code.co_filename) else "writes to a file"
     return ""
 
 
-def _effect_of(frame: FrameType) -> str:
+def _logs(frame: FrameType) -> bool:
+    """Return whether code of the script calls a function of the module logging."""
+    return (
+        frame.f_code.co_filename.startswith(LOGGING)
+        and frame.f_back is not None
+        and not _is_of_library(frame.f_back.f_code.co_filename)
+    )
+
+
+def _effect_of(frame: FrameType, names: frozenset[str], *, is_output_alone: bool) -> str:
     """Return what the function of a frame does beside returning a value; "" if nothing."""
     code = frame.f_code
+    effect = _call_in(code, names)
+    if effect or is_output_alone:
+        return effect
     receiver = code.co_varnames[:1]
     value = frame.f_locals.get(receiver[0]) if code.co_argcount else None
     is_its_own = code.co_name in CONSTRUCTORS or isinstance(value, FunctionCtx)
-    return _effect_in(code, receiver if is_its_own else ())
+    return _store_in(code, receiver if is_its_own else ())
 
 
-def _effect_in(code: CodeType, receiver: tuple[str, ...] = ()) -> str:
-    """Return what code does beside returning a value; "" if nothing.
+def _call_in(code: CodeType, names: frozenset[str]) -> str:
+    return next((f"calls {name}" for name in code.co_names if name in names), "")
+
+
+def _store_in(code: CodeType, receiver: tuple[str, ...] = ()) -> str:
+    """Return what code changes; "" if nothing.
 
     Args:
         code: The code.
         receiver: The variable whose attributes it may set: an object that is made meanwhile.
     """
-    for name in code.co_names:
-        if name in EFFECTS:
-            return f"calls {name}"
     if code.co_name in PARTS:
         return ""
     before = None
