@@ -68,6 +68,8 @@ class ModelTensors:
         ]
         self.values = ScriptValues(modules, functions)
         """Plain values of the script that the forward may read."""
+        if self.values.is_large:
+            raise CompileError("the forward may read a large array of NumPy, which may change")
         self._hooks = [
             *(getattr(each, name) for each in modules for name in HOOKS),
             *(getattr(module_hooks, name) for name in GLOBAL_HOOKS),

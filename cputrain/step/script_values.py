@@ -5,7 +5,10 @@ They are constants in a compiled step, so that the step holds for these values o
 
 from __future__ import annotations
 
+import sys
 import weakref
+from array import array
+from collections import deque
 from functools import partial
 from operator import is_
 from types import (
@@ -35,7 +38,13 @@ if TYPE_CHECKING:
 
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
 
-CONTAINERS = (list, tuple, set, frozenset, dict)
+PLAIN_CONTAINERS = (list, tuple, set, frozenset, dict)
+
+CONTAINERS = (*PLAIN_CONTAINERS, deque)
+"""Containers, also of classes that inherit from these."""
+
+MAX_BYTES = 1 << 16
+"""Largest array whose numbers are compared before each step."""
 
 MAX_DEPTH = 4
 """How far objects that hold objects are followed."""
@@ -88,8 +97,9 @@ class ScriptValues:
         self._copies = [
             (place, name, _copied(value))
             for place, name, value in self._places
-            if type(value) in CONTAINERS and _is_plain(value)
+            if type(value) in PLAIN_CONTAINERS and _is_plain(value)
         ]
+        self._arrays = [(each, each.tobytes()) for each in reach.arrays]
         self._cells = [(cell, _copied(_content(cell))) for cell in reach.cells]
         self._containers = [(each, _members(each)) for each in reach.containers]
         self._slots = [
@@ -111,6 +121,8 @@ class ScriptValues:
             tuple(_keyed(value) for _, value in self._cells),
             tuple((name, _keyed(value)) for _, name, value in self._slots),
             tuple((name, _SameObject(value)) for _, name, value in self._class_places),
+            tuple(kind for _, kind in (*self._objects, *self._modules)),
+            tuple(numbers for _, numbers in self._arrays),
         )
 
     def are_current(self) -> bool:
@@ -141,6 +153,9 @@ class ScriptValues:
             if not _are_members(container, members):
                 names = (name for _, name, value in self._places if value is container)
                 return next(names, f"a {type(container).__name__}")
+        for numbers, before in self._arrays:
+            if numbers.tobytes() != before:
+                return "an array of numbers"
         for each, name, value in self._slots:
             if not _is_same(getattr(each, name, MISSING), value):
                 return name
@@ -156,6 +171,11 @@ class ScriptValues:
     def functions(self) -> list[FunctionType]:
         """Return the functions that are surely called, or may be by modules and by one another."""
         return self._functions
+
+    @property
+    def is_large(self) -> bool:
+        """Return whether there are arrays of more numbers than can be compared before each step."""
+        return any(len(before) > MAX_BYTES for _, before in self._arrays)
 
     def tensors(self) -> list[TensorPlace]:
         """Return the tensors among attributes that may be read."""
@@ -209,6 +229,7 @@ class _Reach:
         self.functions: dict[int, FunctionType] = {}
         self.cells: list[CellType] = []
         self.containers: list[Any] = []
+        self.arrays: list[Any] = []
         self.slots: list[tuple[Any, str]] = []
         self.namespaces: list[dict[str, Any]] = []
         self.objects: list[tuple[Any, type]] = []
@@ -260,10 +281,14 @@ class _Reach:
             if isinstance(value, partial):
                 for each in (value.func, *value.args, *value.keywords.values()):
                     self.add(each, depth)
-            elif type(value) in CONTAINERS:
+            elif isinstance(value, CONTAINERS):
                 self.containers.append(value)
                 for each in _members(value):
                     self.add(each, depth - 1)
+                if type(value) not in CONTAINERS:
+                    self.add_object(value, depth)
+            elif isinstance(value, array) or _is_numpy_array(value):
+                self.arrays.append(value)
             else:
                 self.add_object(value, depth)
 
@@ -365,8 +390,10 @@ def _keyed(value: Any) -> Any:
         return _SameObject(value)
     if isinstance(value, MethodType):
         return _SameObject(value.__func__)
-    if type(value) in CONTAINERS:
+    if isinstance(value, CONTAINERS):
         return (type(value), *map(_keyed, _members(value)))
+    if isinstance(value, partial):
+        return tuple(map(_keyed, (value.func, value.args, value.keywords)))
     return _SameObject(type(value)) if hasattr(value, "__dict__") else _SameObject(value)
 
 
@@ -392,14 +419,22 @@ def _is_same(value: Any, before: Any) -> bool:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, PLAIN_TYPES):
         return True
-    if type(value) in CONTAINERS:
+    if type(value) in PLAIN_CONTAINERS:
         return all(map(_is_plain, _members(value)))
     return False
 
 
+def _is_numpy_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
 def _members(value: Any) -> list[Any]:
-    """Return the members of a container."""
-    return [*value, *value.values()] if type(value) is dict else list(value)
+    """Return the members of a container, whatever methods its class has."""
+    if isinstance(value, dict):
+        return [*dict.keys(value), *dict.values(value)]
+    kind: Any = next(each for each in CONTAINERS if isinstance(value, each))
+    return list(kind.__iter__(value))
 
 
 def _are_members(container: Any, members: list[Any]) -> bool:
@@ -409,12 +444,15 @@ def _are_members(container: Any, members: list[Any]) -> bool:
 
 def _refill(container: Any, members: list[Any]) -> None:
     """Have a container of a script, which was changed, hold the members of before."""
-    if type(container) is list:
+    if isinstance(container, list):
         container[:] = members
-    elif type(container) is set:
+    elif isinstance(container, set):
         container.clear()
         container.update(members)
-    elif type(container) is dict:
+    elif isinstance(container, deque):
+        container.clear()
+        container.extend(members)
+    elif isinstance(container, dict):
         number = len(members) // 2
         container.clear()
         container.update(zip(members[:number], members[number:], strict=True))
@@ -426,4 +464,4 @@ def _copied(value: Any) -> Any:
         return value
     if type(value) is dict:
         return {key: _copied(member) for key, member in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in CONTAINERS else value
+    return type(value)(map(_copied, value)) if type(value) in PLAIN_CONTAINERS else value

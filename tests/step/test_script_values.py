@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -139,12 +143,28 @@ class Reads(Plain):
         self.activation: Any = F.relu
         self.option, self.layers = Option(), [F.relu, torch.tanh]
         self.by_name: Any = {"act": F.relu}
+        self.ordered = OrderedDict(act=F.relu, factor=1.0)
+        self.waiting, self.mapped = deque([F.relu, 1.0]), defaultdict(lambda: F.relu, a=torch.tanh)
+        self.numbers, self.raw = np.ones(3), array("d", [1.0, 2.0])
+        self.partly: Any = partial(scaled_by, 1.0)
+        self.kept = Factors(1.0, F.relu)
         self.mean: Any = torch.mean
 
     def change(self, x: Tensor) -> Tensor:
         x = self.activation(x) + activation(x) + self.option.act(x) + option.act(x)
         x = x + self.layers[0](x) + self.by_name["act"](x) + script_helpers.scale(x)
-        return x + self.mean(x)  # type: ignore[no-any-return]
+        x = x + self.ordered["act"](x) * self.ordered["factor"] + self.waiting[0](x)
+        x = x + self.mapped["a"](x) * float(self.numbers[0]) * self.raw[0] + self.partly(x)
+        return (x + self.mean(x) + self.kept.act(x) * self.kept.factor) / 10  # type: ignore[no-any-return]
+
+
+class Factors(NamedTuple):
+    factor: float
+    act: Any
+
+
+def scaled_by(factor: float, x: Tensor) -> Tensor:
+    return x * factor
 
 
 def set_global(_: Any) -> None:
@@ -171,6 +191,14 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "list": lambda model: model.layers.reverse(),
     "other list": lambda model: setattr(model, "layers", [torch.tanh]),
     "dictionary": lambda model: model.by_name.update(act=torch.tanh),
+    "ordered dictionary": lambda model: model.ordered.update(factor=3.0),
+    "function in an ordered dictionary": lambda model: model.ordered.update(act=torch.tanh),
+    "deque": lambda model: model.waiting.rotate() or model.waiting.appendleft(torch.tanh),
+    "default dictionary": lambda model: model.mapped.clear(),
+    "array of NumPy": lambda model: model.numbers.fill(3.0),
+    "array": lambda model: model.raw.__setitem__(0, 3.0),
+    "partial": lambda model: setattr(model, "partly", partial(scaled_by, 3.0)),
+    "named tuple": lambda model: setattr(model, "kept", model.kept._replace(factor=3.0)),
     "global": set_global,
     "global object": set_object,
     "global object's number": lambda _: setattr(option, "factor", 3.0),
@@ -218,3 +246,24 @@ def test_what_a_forward_reads_may_change(name: str, in_steps: bool) -> None:
     losses, num_compiled, reason = trained(in_steps, Reads, CHANGES[name])
     assert losses == pytest.approx(expected, rel=1e-4)
     assert num_compiled > 3, reason
+
+
+class ReadsLarge(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = np.zeros(100_000)
+
+    def change(self, x: Tensor) -> Tensor:
+        return x + float(self.table[0])
+
+
+@pytest.mark.parametrize("in_steps", [True, False], ids=["Step", "recorded"])
+def test_large_arrays_are_left_eager(in_steps: bool) -> None:
+    def change(model: Any) -> None:
+        model.table[0] = 1
+
+    expected, _ = train(ReadsLarge, change)
+    losses, num_compiled, reason = trained(in_steps, ReadsLarge, change)
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert not num_compiled
+    assert "large array" in reason
