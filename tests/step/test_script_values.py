@@ -77,6 +77,21 @@ def test_what_a_forward_prints_is_printed(make: type, capsys: pytest.CaptureFixt
     assert losses == pytest.approx(expected, rel=1e-4)
 
 
+def told_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    print("loss")
+    return F.cross_entropy(outputs, targets)
+
+
+def test_what_a_loss_function_prints_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Plain()
+    step = cputrain.Step(model, told_loss, optim.SGD(model.parameters(), 0.1))
+    for _ in range(12):
+        step(torch.randn(6, 4), torch.randint(3, (6,)))
+        step.wait()
+    assert step.eager_reason == "told_loss calls print"
+    assert capsys.readouterr().out == "loss\n" * 12
+
+
 class SetsItsResult(Plain):
     def change(self, x: Tensor) -> Tensor:
         self.last = x.detach()
