@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import sysconfig
 from contextlib import contextmanager
@@ -43,7 +44,8 @@ LIBRARIES = (
 LOGGING = join(STANDARD, "logging")
 
 HOOK_CALLERS = (
-    "<frozen importlib", LOGGING, *(join(STANDARD, name) for name in ("importlib", "warnings")),
+    "<frozen importlib", LOGGING,
+    *(join(STANDARD, name) for name in ("importlib", "warnings", "weakref")),
 )  # fmt: skip
 """Beginnings of the file names of code that calls hooks, which are no part of a forward."""
 
@@ -100,6 +102,7 @@ def without_effects(*, is_output_alone: bool = False) -> Iterator[None]:
         raise EffectError("a profiler of Python functions is running")
     names = OUTPUT if is_output_alone else EFFECTS
     known: set[CodeType] = set()
+    callbacks = {getattr(each, "__code__", None) for each in gc.callbacks}  # run at any time
     effects: list[str] = []
     ignored: FrameType | None = None
 
@@ -112,7 +115,7 @@ def without_effects(*, is_output_alone: bool = False) -> Iterator[None]:
         elif event == "c_call":
             effect = _effect_of_builtin(argument, frame)
         elif event == "call" and not _is_of_library(code.co_filename):
-            if _is_hook(frame):
+            if _is_hook(frame) or code in callbacks:
                 ignored = frame
             elif code not in known:
                 known.add(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import pytest
@@ -61,6 +62,27 @@ def test_networks_that_print_nothing_have_twins_and_are_divided() -> None:
     )
     with without_effects():
         model(torch.randn(6, 4))
+
+
+class Collecting(Plain):
+    def change(self, x: torch.Tensor) -> torch.Tensor:
+        gc.collect()
+        return x
+
+
+def test_callbacks_of_garbage_collection_are_no_part_of_a_forward(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def tell(*_: object) -> None:
+        print("collected")
+
+    gc.callbacks.append(tell)
+    try:
+        with without_effects():
+            made(Collecting)(torch.randn(6, 4))
+    finally:
+        gc.callbacks.remove(tell)
+    assert "collected" in capsys.readouterr().out
 
 
 def test_a_profiler_of_the_script_is_left_alone() -> None:
