@@ -188,12 +188,18 @@ def _redeliver(unraisable: Any) -> None:
             numbers.update(_run_deferred(frame.f_locals["work"], frame.f_locals["self"]))
         traceback = traceback.tb_next
     for number in numbers:
-        try:
-            # a real signal, which interrupts a system call that this thread may be in by then; sent
-            # from another thread, as the handler would otherwise run here and be dropped again
-            _thread.start_new_thread(signal.pthread_kill, (_thread.get_ident(), number))
-        except RuntimeError:  # the system refused another thread
-            [*map(_set_pending, (number,))]  # see finalizer()
+        is_sent = False
+        while not is_sent:
+            try:
+                # a real signal, which interrupts a system call that this thread may be in by then;
+                # sent from another thread, as the handler would otherwise run here and be dropped
+                _thread.start_new_thread(signal.pthread_kill, (_thread.get_ident(), number))
+                is_sent = True
+            except KeyboardInterrupt:  # it came before this was over, as this thread had to wait
+                continue
+            except RuntimeError:  # the system refused another thread
+                [*map(_set_pending, (number,))]  # see finalizer()
+                is_sent = True
 
 
 @contextmanager
