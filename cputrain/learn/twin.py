@@ -96,7 +96,7 @@ class _TwinRuns:
         try:
             model, args, kwargs = StateCopier(read=self._read).copy(self._original)
             change(model)
-            with without_effects(is_output_alone=True):
+            with without_effects(is_output_only=True):
                 return _results(model, self._call(model, *args, **kwargs))
         except EffectError as effect:
             raise CannotSplitError(str(effect)) from None

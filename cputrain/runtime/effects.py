@@ -22,30 +22,31 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType, FunctionType
     from typing import Any
 
-SITE = tuple({join(sysconfig.get_path(name), "") for name in ("purelib", "platlib")})
+SITE_FOLDERS = tuple({join(sysconfig.get_path(name), "") for name in ("purelib", "platlib")})
 """Folders of installed packages."""
 
-STANDARD = join(sysconfig.get_path("stdlib"), "")
+STANDARD_FOLDER = join(sysconfig.get_path("stdlib"), "")
 """Folder of the standard library; those of packages may be in it."""
 
-TORCH = join(dirname(torch.__file__), "")
+TORCH_FOLDER = join(dirname(torch.__file__), "")
+"""Folder of torch."""
 
-LIBRARIES = (
-    PACKAGE, TORCH, "<frozen", "<eval_with_key",
+LIBRARY_PATHS = (
+    PACKAGE, TORCH_FOLDER, "<frozen", "<eval_with_key",
     *(
         join(folder, name, "")
-        for folder in SITE
+        for folder in SITE_FOLDERS
         for name in ("numpy", "sympy", "mpmath", "networkx", "jinja2", "filelock", "fsspec")
     ),
-    *(join(folder, "typing_extensions.py") for folder in SITE),
+    *(join(folder, "typing_extensions.py") for folder in SITE_FOLDERS),
 )  # fmt: skip
 """Beginnings of the file names of code whose effects have known names: torch, and what it needs."""
 
-LOGGING = join(STANDARD, "logging")
+LOGGING = join(STANDARD_FOLDER, "logging")
 
 HOOK_CALLERS = (
     "<frozen importlib", LOGGING,
-    *(join(STANDARD, name) for name in ("importlib", "warnings", "weakref")),
+    *(join(STANDARD_FOLDER, name) for name in ("importlib", "warnings", "weakref")),
 )  # fmt: skip
 """Beginnings of the file names of code that calls hooks, which are no part of a forward."""
 
@@ -89,18 +90,18 @@ class _EffectFound(BaseException):
 
 
 @contextmanager
-def without_effects(*, is_output_alone: bool = False) -> Iterator[None]:
+def without_effects(*, is_output_only: bool = False) -> Iterator[None]:
     """Raise EffectError where code of the script would print, set an attribute or the like.
 
     It is raised before such a function begins. Whether it is one is found by names and
     instructions, so that it may never come to do it. It is raised beside a profiler, too.
 
     Args:
-        is_output_alone: Whether only what writes or reads counts, and no change of a value.
+        is_output_only: Whether only calls that write or read count, and no change of a value.
     """
     if sys.getprofile() is not None:
         raise EffectError("a profiler of Python functions is running")
-    names = OUTPUT if is_output_alone else EFFECTS
+    names = OUTPUT if is_output_only else EFFECTS
     known: set[CodeType] = set()
     callbacks = {getattr(each, "__code__", None) for each in gc.callbacks}  # run at any time
     effects: list[str] = []
@@ -119,7 +120,7 @@ def without_effects(*, is_output_alone: bool = False) -> Iterator[None]:
                 ignored = frame
             elif code not in known:
                 known.add(code)
-                effect = _effect_of(frame, names, is_output_alone=is_output_alone)
+                effect = _effect_of_frame(frame, names, is_output_only=is_output_only)
         elif event == "call" and code.co_name in LOGGERS and _logs(frame):
             code, effect = frame.f_back.f_code, f"calls {code.co_name}"  # type: ignore[union-attr]
         if effect:
@@ -151,7 +152,9 @@ def effect_of(function: FunctionType) -> str:
 
 @cache
 def _is_of_library(path: str) -> bool:
-    return path.startswith(LIBRARIES) or (path.startswith(STANDARD) and not path.startswith(SITE))
+    return path.startswith(LIBRARY_PATHS) or (
+        path.startswith(STANDARD_FOLDER) and not path.startswith(SITE_FOLDERS)
+    )
 
 
 def _is_hook(frame: FrameType) -> bool:
@@ -179,11 +182,11 @@ def _logs(frame: FrameType) -> bool:
     )
 
 
-def _effect_of(frame: FrameType, names: frozenset[str], *, is_output_alone: bool) -> str:
+def _effect_of_frame(frame: FrameType, names: frozenset[str], *, is_output_only: bool) -> str:
     """Return what the function of a frame does beside returning a value; "" if nothing."""
     code = frame.f_code
     effect = _call_in(code, names)
-    if effect or is_output_alone:
+    if effect or is_output_only:
         return effect
     receiver = code.co_varnames[:1]
     value = frame.f_locals.get(receiver[0]) if code.co_argcount else None

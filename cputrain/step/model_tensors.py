@@ -90,6 +90,8 @@ class ModelTensors:
             *self.parameters.values(), *self.buffers.values(), *self.attributes.values()
         ]  # fmt: skip
         """Parameters, buffers, and attributes."""
+        self.unchanged: list[Tensor] = [*self.parameters.values(), *self.attributes.values()]
+        """Those that a forward does not change."""
         self._memory = TensorMemory(self.tensors)
 
     @property
@@ -132,7 +134,7 @@ class ModelTensors:
         """Add the tensors that a forward may read, and that share no memory."""
         keys: dict[int, str] = {}
         known = {_storage_of(each) for each in (*self.parameters.values(), *self.buffers.values())}
-        for each in self.values.tensors():
+        for each in self.values.tensors:
             tensor = each.tensor
             if tensor.layout is not torch.strided or not tensor.is_cpu or tensor.requires_grad:
                 continue

@@ -24,7 +24,7 @@ DYNAMIC = frozenset({
     "getattr", "vars", "__dict__", "eval", "exec", "globals", "locals", "attrgetter",
     "methodcaller", "__getattribute__",
 })  # fmt: skip
-"""CodeNames of functions by which code reads attributes that it does not name."""
+"""Names of functions by which code reads attributes that it does not name."""
 
 OPERATORS = frozenset({
     "__call__", "__getitem__", "__enter__", "__exit__", "__getattr__", "__getattribute__",

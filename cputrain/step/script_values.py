@@ -5,54 +5,31 @@ They are constants in a compiled step, so that the step holds for these values o
 
 from __future__ import annotations
 
-import sys
-import weakref
-from array import array
 from collections import deque
 from functools import partial
 from operator import is_
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    FunctionType,
-    MappingProxyType,
-    MethodType,
-    ModuleType,
-)
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
-from cputrain.step.script_code import (
-    DYNAMIC,
-    bases,
-    is_of_library,
-    is_of_script_alone,
-    methods,
-    names_in,
+from cputrain.step.script_reach import (
+    CONTAINERS,
+    MISSING,
+    PLAIN_CONTAINERS,
+    PLAIN_TYPES,
+    Reach,
+    content_of,
+    is_plain,
+    members_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
-
-PLAIN_CONTAINERS = (list, tuple, set, frozenset, dict)
-
-CONTAINERS = (*PLAIN_CONTAINERS, deque)
-"""Containers, also of classes that inherit from these."""
-
 MAX_BYTES = 1 << 16
 """Largest array whose numbers are compared before each step."""
-
-MAX_DEPTH = 4
-"""How far objects that hold objects are followed."""
-
-MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
-"""Attributes of every module, which are looked at elsewhere."""
-
-MISSING = object()
 
 
 class TensorPlace(NamedTuple):
@@ -75,14 +52,13 @@ class ScriptValues:
     """
 
     def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any]) -> None:
-        roots = (list(modules), list(functions))
-        reach = _Reach(*roots)
-        self._functions = list(_Reach(*roots, is_of_modules=True).functions.values())
-        self._tensors = [
+        reach = Reach(modules, functions)
+        self.tensors = [
             TensorPlace(place, name, value)
             for place, name, value in reach.attributes()
             if type(value) is Tensor
         ]
+        """Tensors among attributes that may be read."""
         self._places = [
             (place, name, value)
             for place, name, value in (*reach.attributes(), *reach.variables())
@@ -97,11 +73,11 @@ class ScriptValues:
         self._copies = [
             (place, name, _copied(value))
             for place, name, value in self._places
-            if type(value) in PLAIN_CONTAINERS and _is_plain(value)
+            if type(value) in PLAIN_CONTAINERS and is_plain(value)
         ]
         self._arrays = [(each, each.tobytes()) for each in reach.arrays]
-        self._cells = [(cell, _copied(_content(cell))) for cell in reach.cells]
-        self._containers = [(each, _members(each)) for each in reach.containers]
+        self._cells = [(cell, _copied(content_of(cell))) for cell in reach.cells]
+        self._containers = [(each, members_of(each)) for each in reach.containers]
         self._slots = [
             (each, name, _copied(getattr(each, name, MISSING))) for each, name in reach.slots
         ]
@@ -159,7 +135,7 @@ class ScriptValues:
         for each, name, value in self._slots:
             if not _is_same(getattr(each, name, MISSING), value):
                 return name
-        if any(not _is_same(_content(cell), value) for cell, value in self._cells):
+        if any(not _is_same(content_of(cell), value) for cell, value in self._cells):
             return "a variable of an enclosing function"
         if any(type(each) is not kind for each, kind in self._objects) or any(
             type(module()) is not kind for module, kind in self._modules
@@ -168,24 +144,15 @@ class ScriptValues:
         return ""
 
     @property
-    def functions(self) -> list[FunctionType]:
-        """Return the functions that are surely called, or may be by modules and by one another."""
-        return self._functions
-
-    @property
     def is_large(self) -> bool:
         """Return whether there are arrays of more numbers than can be compared before each step."""
         return any(len(before) > MAX_BYTES for _, before in self._arrays)
 
-    def tensors(self) -> list[TensorPlace]:
-        """Return the tensors among attributes that may be read."""
-        return self._tensors
-
     def restore(self) -> str:
         """Undo changes; return the name of a value that was changed, or ""."""
         change = self.difference()
-        for place, name, value in (*self._places, *self._tensors):
-            if place.get(name, MISSING) is not value and isinstance(place, dict):
+        for place, name, value in (*self._places, *self.tensors):
+            if place.get(name, MISSING) is not value:
                 place[name] = value
         for place, keys in self._keys:
             for name in place.keys() - keys:
@@ -195,9 +162,9 @@ class ScriptValues:
                 _refill(container, members)
         for place, name, value in self._copies:
             if not _is_same(place[name], value):
-                _refill(place[name], _members(value))
+                _refill(place[name], members_of(value))
         for cell, value in self._cells:
-            if not _is_same(_content(cell), value):
+            if not _is_same(content_of(cell), value):
                 cell.cell_contents = _copied(value)
         return change
 
@@ -210,163 +177,6 @@ class ScriptValues:
             if space.keys() != keys:
                 return next(iter(space.keys() ^ keys))
         return "an attribute of a class"
-
-
-class _Reach:
-    """What code can reach: functions, and the places of the values that they may read.
-
-    Args:
-        modules: Modules, whose attributes and methods are followed.
-        functions: Functions, or objects that are called.
-        is_of_modules: Whether methods of other objects and classes are left out: their names may
-            be those of others.
-    """
-
-    def __init__(
-        self, modules: list[nn.Module], functions: list[Any], *, is_of_modules: bool = False
-    ) -> None:
-        self._is_of_modules = is_of_modules
-        self.functions: dict[int, FunctionType] = {}
-        self.cells: list[CellType] = []
-        self.containers: list[Any] = []
-        self.arrays: list[Any] = []
-        self.slots: list[tuple[Any, str]] = []
-        self.namespaces: list[dict[str, Any]] = []
-        self.objects: list[tuple[Any, type]] = []
-        self.modules: list[tuple[weakref.ref[nn.Module], type]] = []
-        self.names: frozenset[str] = frozenset()
-        self._classes: dict[type, None] = {}
-        self._owners: list[tuple[dict[str, Any], bool, int]] = []
-        """Attributes of objects, whether only code of the script reads them, and the depth."""
-        self._files: dict[int, dict[str, Any]] = {}
-        """Variables of modules of the script, in the sense of `import`."""
-        self._globals: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
-        self._attributes: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
-        self._known: set[int] = set()
-        for module in modules:
-            self.add_object(module, MAX_DEPTH)
-        for function in functions:
-            self.add(function, MAX_DEPTH)
-        self._follow()
-
-    def attributes(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """Return the attributes that may be read: their dictionaries, names and values."""
-        return [(place, name, place[name]) for place, name in self._attributes.values()]
-
-    def variables(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """Return the global variables that may be read."""
-        return [(place, name, place[name]) for place, name in self._globals.values()]
-
-    def script_classes(self) -> list[type]:
-        """Return the classes of the script."""
-        return list(dict.fromkeys(base for each in self._classes for base in bases(each)))
-
-    def add(self, value: Any, depth: int) -> None:
-        """Add what a value that is not plain refers to."""
-        if _is_plain(value) or isinstance(value, Tensor | nn.Module | BuiltinFunctionType):
-            return
-        if isinstance(value, FunctionType):
-            self._add_function(value)
-        elif isinstance(value, MethodType):
-            self._add_function(value.__func__)
-            self.add(value.__self__, depth)
-        elif isinstance(value, ModuleType):
-            if not is_of_library(value):
-                self._files[id(value)] = vars(value)
-        elif isinstance(value, type):
-            if not is_of_library(value):
-                self._classes[value] = None
-        elif depth > 0 and id(value) not in self._known:
-            self._known.add(id(value))
-            if isinstance(value, partial):
-                for each in (value.func, *value.args, *value.keywords.values()):
-                    self.add(each, depth)
-            elif isinstance(value, CONTAINERS):
-                self.containers.append(value)
-                for each in _members(value):
-                    self.add(each, depth - 1)
-                if type(value) not in CONTAINERS:
-                    self.add_object(value, depth)
-            elif isinstance(value, array) or _is_numpy_array(value):
-                self.arrays.append(value)
-            else:
-                self.add_object(value, depth)
-
-    def add_object(self, value: Any, depth: int) -> None:
-        """Add an object, whose attributes and methods may be read."""
-        self._known.add(id(value))
-        kind = type(value)
-        if bases(kind):
-            self._classes[kind] = None
-            if isinstance(value, nn.Module):
-                self.modules.append((weakref.ref(value), kind))
-            else:
-                self.objects.append((value, kind))
-        if hasattr(value, "__dict__"):
-            self._owners.append((vars(value), is_of_script_alone(kind), depth))
-        for base in bases(kind):
-            slots = vars(base).get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if name not in {"__dict__", "__weakref__"}:
-                    self.slots.append((value, name))
-                    self.add(getattr(value, name, None), depth - 1)
-
-    def _add_function(self, function: Any) -> None:
-        if not isinstance(function, FunctionType) or id(function) in self.functions:
-            return
-        if not is_of_library(function):
-            self.functions[id(function)] = function
-
-    def _follow(self) -> None:
-        """Add what functions reach by names, until they reach no more."""
-        followed: set[int] = set()
-        size = -1
-        while size != (size := self._size()):
-            for identity, function in list(self.functions.items()):
-                if identity not in followed:
-                    followed.add(identity)
-                    self._follow_function(function)
-            is_every = not self.names.isdisjoint(DYNAMIC)
-            for attributes, is_named, depth in list(self._owners):
-                for name, value in list(attributes.items()):
-                    if name not in MODULE_ATTRIBUTES and (
-                        name in self.names or (is_every if is_named else _is_option(value))
-                    ):
-                        self._add_place(self._attributes, attributes, name, value, depth - 1)
-            for space in list(self._files.values()):
-                for name in self.names & space.keys():
-                    self._add_place(self._globals, space, name, space[name], MAX_DEPTH)
-            for owner in list(self._classes):
-                if self._is_of_modules and not issubclass(owner, nn.Module):
-                    continue
-                for method in methods(owner, self.names):
-                    self._add_function(method)
-        self.namespaces = [attributes for attributes, is_named, _ in self._owners if is_named]
-
-    def _size(self) -> int:
-        return sum(map(len, (
-            self.functions, self.names, self._classes, self._owners, self._files, self._globals,
-            self._attributes,
-        )))  # fmt: skip
-
-    def _follow_function(self, function: FunctionType) -> None:
-        names = names_in(function.__code__)
-        self.names |= names.of_attributes
-        for cell in function.__closure__ or ():
-            self.cells.append(cell)
-            self.add(_content(cell), MAX_DEPTH)
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self.add(value, MAX_DEPTH)
-        for name in names.of_globals & function.__globals__.keys():
-            space = function.__globals__
-            self._add_place(self._globals, space, name, space[name], MAX_DEPTH)
-
-    def _add_place(
-        self, places: dict[Any, Any], space: dict[str, Any], name: str, value: Any, depth: int
-    ) -> None:
-        if (id(space), name) not in places:
-            places[id(space), name] = (space, name)
-            self.add(value, depth)
 
 
 class _SameObject:
@@ -384,61 +194,28 @@ class _SameObject:
 
 def _keyed(value: Any) -> Any:
     """Return what a compiled step assumes of a value: objects of a class are followed anyway."""
-    if _is_plain(value):
+    if is_plain(value):
         return repr(value)
     if isinstance(value, FunctionType | BuiltinFunctionType | type | ModuleType):
         return _SameObject(value)
     if isinstance(value, MethodType):
         return _SameObject(value.__func__)
     if isinstance(value, CONTAINERS):
-        return (type(value), *map(_keyed, _members(value)))
+        return (type(value), *map(_keyed, members_of(value)))
     if isinstance(value, partial):
         return tuple(map(_keyed, (value.func, value.args, value.keywords)))
     return _SameObject(type(value)) if hasattr(value, "__dict__") else _SameObject(value)
 
 
-def _is_option(value: Any) -> bool:
-    """Return whether a value of an object of a library is one that its code may depend on."""
-    return _is_plain(value) or isinstance(value, FunctionType | BuiltinFunctionType)
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # empty
-        return MISSING
-
-
 def _is_same(value: Any, before: Any) -> bool:
     """Return whether a value is that of before, or a plain one that is equal."""
     return value is before or (
-        type(value) is type(before) and _is_plain(value) and bool(value == before)
+        type(value) is type(before) and is_plain(value) and bool(value == before)
     )
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, PLAIN_TYPES):
-        return True
-    if type(value) in PLAIN_CONTAINERS:
-        return all(map(_is_plain, _members(value)))
-    return False
-
-
-def _is_numpy_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
-
-
-def _members(value: Any) -> list[Any]:
-    """Return the members of a container, whatever methods its class has."""
-    if isinstance(value, dict):
-        return [*dict.keys(value), *dict.values(value)]
-    kind: Any = next(each for each in CONTAINERS if isinstance(value, each))
-    return list(kind.__iter__(value))
-
-
 def _are_members(container: Any, members: list[Any]) -> bool:
-    now = _members(container)
+    now = members_of(container)
     return len(now) == len(members) and all(map(is_, now, members))
 
 
@@ -460,7 +237,7 @@ def _refill(container: Any, members: list[Any]) -> None:
 
 def _copied(value: Any) -> Any:
     """Return a value that does not change with the script's, if it is plain."""
-    if not _is_plain(value):
+    if not is_plain(value):
         return value
     if type(value) is dict:
         return {key: _copied(member) for key, member in value.items()}

@@ -6,14 +6,13 @@ import random
 import sys
 import warnings
 from contextlib import contextmanager
-from os.path import dirname, join
 from traceback import extract_tb
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from cputrain.runtime.effects import EffectError, without_effects
+from cputrain.runtime.effects import TORCH_FOLDER, EffectError, without_effects
 from cputrain.runtime.patching import PACKAGE
 from cputrain.step.losses import Losses
 from cputrain.step.model_tensors import CompileError
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from cputrain.step.batches import BatchLayout
     from cputrain.step.script_values import ScriptValues
     from cputrain.step.step_tensors import ModelAndLoss, StepTensors
-
-TORCH = join(dirname(torch.__file__), "")
 
 ALIASES = (
     torch.ops.aten.detach.default, torch.ops.aten.alias.default,
@@ -188,7 +185,7 @@ def _reason(error: Exception) -> str:
     frames = [
         frame
         for frame in extract_tb(error.__traceback__)
-        if not frame.filename.startswith((PACKAGE, TORCH, "<"))
+        if not frame.filename.startswith((PACKAGE, TORCH_FOLDER, "<"))
     ]
     return f"{text} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else text
 

@@ -133,32 +133,43 @@ class Told(torch.autograd.Function):
         return gradients[0]
 
 
+class ToldBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Any) -> Any:
+        print("backward")
+        return gradients[0]
+
+
 teller = Teller()
 
 by_name = {"teller": teller.tell, "say": say}
 
 
-class HelperOfDeepCall(Plain):
+class PrintsByDeepCall(Plain):
     def change(self, x: Tensor) -> Tensor:
         return through_one(x)
 
 
-class HelperOfModule(Plain):
+class PrintsByModule(Plain):
     def change(self, x: Tensor) -> Tensor:
         return script_helpers.say(x)
 
 
-class HelperImported(Plain):
+class PrintsImported(Plain):
     def change(self, x: Tensor) -> Tensor:
         return say(x)
 
 
-class HelperDecorated(Plain):
+class PrintsDecorated(Plain):
     def change(self, x: Tensor) -> Tensor:
         return decorated(x)
 
 
-class HelperOfObject(Plain):
+class PrintsByObject(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.teller = Teller()
@@ -167,48 +178,53 @@ class HelperOfObject(Plain):
         return self.teller.tell(x)
 
 
-class HelperOfGlobalObject(Plain):
+class PrintsByGlobalObject(Plain):
     def change(self, x: Tensor) -> Tensor:
         return teller.tell(x)
 
 
-class HelperIndexed(Plain):
+class PrintsIndexed(Plain):
     def change(self, x: Tensor) -> Tensor:
         return teller[x]
 
 
-class HelperWith(Plain):
+class PrintsInWith(Plain):
     def change(self, x: Tensor) -> Tensor:
         with teller:
             return x
 
 
-class HelperProperty(Plain):
+class PrintsProperty(Plain):
     def change(self, x: Tensor) -> Tensor:
         return x * teller.factor
 
 
-class HelperOfClass(Plain):
+class PrintsByClass(Plain):
     def change(self, x: Tensor) -> Tensor:
         return Teller.of_the_class(x)
 
 
-class HelperMade(Plain):
+class PrintsMade(Plain):
     def change(self, x: Tensor) -> Tensor:
         return Made(x).x
 
 
-class HelperMadeLater(Plain):
+class PrintsMadeLater(Plain):
     def change(self, x: Tensor) -> Tensor:
         return MadeLater(x).x
 
 
-class HelperFunction(Plain):
+class PrintsFunction(Plain):
     def change(self, x: Tensor) -> Tensor:
         return Told.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class HelperPartial(Plain):
+class PrintsInBackward(Plain):
+    def change(self, x: Tensor) -> Tensor:
+        return ToldBackward.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class PrintsPartial(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.told = partial(say)
@@ -217,12 +233,12 @@ class HelperPartial(Plain):
         return self.told(x)
 
 
-class HelperInDictionary(Plain):
+class PrintsInDictionary(Plain):
     def change(self, x: Tensor) -> Tensor:
         return by_name["teller"](x)
 
 
-class HelperOfGlobalName(Plain):
+class PrintsByGlobalName(Plain):
     """Its method has the name of a global function that is none of this."""
 
     def change(self, x: Tensor) -> Tensor:
@@ -237,7 +253,7 @@ def helper(x: Tensor) -> Tensor:
     return x
 
 
-class HelperNested(Plain):
+class PrintsNested(Plain):
     def change(self, x: Tensor) -> Tensor:
         def inner(x: Tensor) -> Tensor:
             return teller.tell(x)
@@ -245,17 +261,17 @@ class HelperNested(Plain):
         return inner(x)
 
 
-class HelperInLoop(Plain):
+class PrintsInLoop(Plain):
     def change(self, x: Tensor) -> Tensor:
         return torch.stack([say(part) for part in x])
 
 
-class HelperByText(Plain):
+class PrintsByText(Plain):
     def change(self, x: Tensor) -> Tensor:
         return getattr(teller, "te" + "ll")(x)  # type: ignore[no-any-return]
 
 
-class HelperThatCatches(Plain):
+class PrintsAndCatches(Plain):
     def change(self, x: Tensor) -> Tensor:
         try:
             return say(x)
@@ -263,12 +279,12 @@ class HelperThatCatches(Plain):
             return x * 0
 
 
-class HelperMapped(Plain):
+class PrintsMapped(Plain):
     def change(self, x: Tensor) -> Tensor:
         return torch.stack(list(map(say, x)))
 
 
-class HelperWithOtherName(Plain):
+class PrintsByOtherName(Plain):
     def change(self, x: Tensor) -> Tensor:
         tell_all("other")
         return x
@@ -277,24 +293,24 @@ class HelperWithOtherName(Plain):
 tell_all = print
 
 
-class HelperOfInstance(Plain):
+class PrintsByInstance(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.change = MethodType(lambda _, x: say(x), self)  # type: ignore[method-assign]
 
 
-class HelperWrites(Plain):
+class PrintsWrites(Plain):
     def change(self, x: Tensor) -> Tensor:
         sys.stdout.write("written\n")
         return x
 
 
-class HelperLogs(Plain):
+class PrintsLogs(Plain):
     def change(self, x: Tensor) -> Tensor:
         logger.warning("logged")
         return x
 
 
 TELLING = [
-    each for name, each in sorted(globals().items()) if name.startswith("Helper")
+    each for name, each in sorted(globals().items()) if name.startswith("Prints")
 ]  # fmt: skip

@@ -117,6 +117,24 @@ def test_a_graph_that_is_used_from_the_beginning_is_left_to_torch(
     assert not recorder.num_compiled
 
 
+def first_of_two_backward(_: int, model: nn.Module, __: Any, side: Tensor) -> Any:
+    """Take gradients of one of two results that one function has returned."""
+    return torch.autograd.grad(side[0].sum(), model.side.weight)[0]  # type: ignore[union-attr]
+
+
+class ReturnsTwo(Carrying):
+    def forward(self, x: Tensor, state: Any) -> Any:
+        out, state, side = super().forward(x, state)
+        return out, state, side.chunk(2)
+
+
+def test_results_of_one_function_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "Carrying", ReturnsTwo)
+    found, recorder = recorded("GRU", CARRIED["detach"], after=first_of_two_backward)
+    assert_same(found, train("GRU", CARRIED["detach"], after=first_of_two_backward))
+    assert not recorder.num_compiled
+
+
 def test_a_graph_that_is_used_only_later_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_backward, "first", NUM_STEPS // 2, raising=False)
     with pytest.raises(RuntimeError, match="computed it without its graph"):

@@ -191,9 +191,10 @@ class Proof:
             0, (0, size), size, ReplicaBarrier(1), SharedDraws(1, None, home), trace=recorder
         )
         try:
-            with without_effects(is_output_alone=True), shard_context, recorder:
-                output = context.run(self._call, copied, *args, **options)
-            backward_functions.trace(recorder, leaves_of(output)[0])
+            with without_effects(is_output_only=True):
+                with shard_context, recorder:
+                    output = context.run(self._call, copied, *args, **options)
+                backward_functions.trace(recorder, leaves_of(output)[0])
             recorder.finish()
         except EffectError as effect:
             raise CannotSplitError(str(effect)) from None

@@ -44,8 +44,8 @@ class DeferredTensor(Tensor):
     grad_name: str
     """Name of the type of its grad_fn; "" if it needs no gradient."""
 
-    left_by: Ending | None = None
-    """The ending of its region, if that has left something of its graph."""
+    ending: Ending | None = None
+    """The ending of its region, if `backward` has left a part of its graph unused."""
 
     call: Callable[..., Any]
     """What the recorder does with a function of torch; an attribute of the class."""
@@ -111,11 +111,11 @@ def real_of(tensor: DeferredTensor) -> Tensor:
     """Return the tensor that the script would have."""
     if tensor.region is not None and tensor.region.is_pending:  # it is read in another thread
         tensor.region.compute()
-    if tensor.left_by is not None and torch.is_grad_enabled():
-        tensor.left_by.is_graph_needed = True
+    if tensor.ending is not None and torch.is_grad_enabled():
+        tensor.ending.is_graph_needed = True
     if tensor.eager is None:
         value = value_of(tensor)
-        kind = _UsedGraph if tensor.left_by is None else _MissingGraph
+        kind = _UsedGraph if tensor.ending is None else _MissingGraph
         tensor.eager = _with_graph(value, kind, tensor.grad_name) if tensor.grad_name else value
     return tensor.eager
 

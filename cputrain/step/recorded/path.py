@@ -188,10 +188,10 @@ class Ending(RecordedFunction):
         """Whether the script has used such a result after `backward`, otherwise than detached."""
 
     def keep_unused(self, tensors: Iterable[DeferredTensor]) -> None:
-        """Have results that are left with a graph tell when it is used."""
+        """Have results whose graph `backward` has left unused say when the script uses it."""
         for tensor in tensors:
             self.unused.add(tensor.position)
-            tensor.left_by = self
+            tensor.ending = self
 
 
 class Reading(RecordedFunction):

@@ -45,6 +45,7 @@ from cputrain.step.recorded.path import CallKey, Ending, Path
 from cputrain.step.recorded.proof import GradientProof, is_read_value
 from cputrain.step.recorded.region import Region
 from cputrain.step.recorded.unseen import NEVER_RECORDED, computed
+from cputrain.step.script_reach import functions_of
 from cputrain.step.torch_state import in_modes, torch_modes, torch_state
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class Recorder:
                 path = self._child(region, known.reference, tensors, args, kwargs)
                 if path is not None:
                     region.model_calls.append(partial(call, model))
-                    region.watch((*tensors.parameters.values(), *tensors.attributes.values()))
+                    region.watch(tensors.unchanged)
                     return region.defer(path)
             self._compute(region)
         return self._observe_model(region, call, model, args, kwargs)
@@ -239,7 +240,7 @@ class Recorder:
         except CompileError as error:
             region.reason = str(error)
             return call(model, *computed(args), **computed(kwargs))
-        region.watch((*tensors.parameters.values(), *tensors.attributes.values()))
+        region.watch(tensors.unchanged)
         if self._unproved:
             for buffer in tensors.buffers.values():
                 region.buffers_before.setdefault(id(buffer), buffer.clone())
@@ -701,7 +702,7 @@ class _Model:
                 change = self._states[-1].values.difference() or "a value of the model"
                 raise CompileError(f"{change} changes from step to step")
             state = ModelTensors(model)
-            effect = next(filter(None, map(effect_of, state.values.functions)), "")
+            effect = next(filter(None, map(effect_of, functions_of(model.modules()))), "")
             if effect:
                 raise CompileError(effect)
             self._states.append(state)
@@ -751,20 +752,17 @@ def _call_computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _with_unused_graphs(loss: Tensor, alive: list[DeferredTensor]) -> list[DeferredTensor]:
     """Return the tensors of whose graphs `backward` leaves something."""
-    graphs = {
-        tensor.eager.grad_fn: tensor
-        for tensor in alive
-        if tensor.eager is not None and tensor.grad_name
-    }
+    nodes = {id(each): each.eager.grad_fn for each in alive if each.eager is not None}
+    unused = {node for node in nodes.values() if node is not None}
     seen: set[Any] = set()
     waiting = [loss.grad_fn]
-    while waiting and graphs:
+    while waiting and unused:
         node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            graphs.pop(node, None)
+            unused.discard(node)
             waiting += [following for following, _ in node.next_functions]
-    return list(graphs.values())
+    return [each for each in alive if nodes.get(id(each)) in unused]
 
 
 def _check(model: nn.Module) -> None:
