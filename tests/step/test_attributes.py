@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 
-import cputrain
 from tests.step.test_recorded import assert_same, recorded_steps
-
-NUM_STEPS = 24
+from tests.step.training import NUM_STEPS, train, trained
 
 pytestmark = pytest.mark.usefixtures("_replayed")
 
@@ -83,47 +81,18 @@ CHANGES = {
 }
 
 
-def train(
-    make: Callable[[], Any],
-    change: Callable[[Any, int], None],
-    *,
-    in_steps: bool = False,
-    wait: Callable[[], object] = leave,
-) -> tuple[list[Any], Any]:
-    """Train by a loop or by `Step`; return losses and tensors, and the step if there is one."""
-    torch.manual_seed(0)
-    model, loss_fn = make(), F.cross_entropy
-    optimizer = optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    whole = cputrain.Step(model, loss_fn, optimizer) if in_steps else None
-    found: list[Any] = []
-    for step in range(NUM_STEPS):
-        change(model, step)
-        x, y = torch.randn(6, 4), torch.randint(3, (6,))
-        if whole is None:
-            optimizer.zero_grad()
-            loss = loss_fn(model(x), y)
-            loss.backward()
-            optimizer.step()
-        else:
-            loss = whole(x, y)
-            whole.wait()
-        wait()
-        found += [loss.item(), model.scale.detach().clone(), model.options.shift.clone()]
-    return found + [each.detach() for each in model.parameters()], whole
+def tensors_of(model: Any) -> list[Any]:
+    """Return what is compared after each step."""
+    parameters = [each.detach().clone() for each in model.parameters()]
+    return [model.scale.detach().clone(), model.options.shift.clone(), *parameters]
 
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("in_steps", [True, False], ids=["Step", "recorded"])
 @pytest.mark.filterwarnings("ignore:Step runs eagerly")
 def test_steps_read_them_as_they_are(name: str, in_steps: bool) -> None:
-    expected, _ = train(Scaled, CHANGES[name])
-    if in_steps:
-        found, step = train(Scaled, CHANGES[name], in_steps=True)
-        num_compiled, reason = step.num_compiled, step.eager_reason
-    else:
-        with recorded_steps() as steps:
-            found, _ = train(Scaled, CHANGES[name], wait=steps.recorder.wait)
-            num_compiled, reason = steps.recorder.num_compiled, steps.recorder.end_reason
+    expected, _ = train(Scaled, CHANGES[name], look=tensors_of)
+    found, num_compiled, reason = trained(in_steps, Scaled, CHANGES[name], look=tensors_of)
     assert_same(found, expected)
     if name == "replace_always" and not in_steps:
         assert not num_compiled
@@ -146,16 +115,9 @@ def test_steps_read_them_as_they_are(name: str, in_steps: bool) -> None:
 def test_others_are_left_eager_by_name(
     make: Callable[[], Any], reason: str, in_steps: bool
 ) -> None:
-    expected, _ = train(make, leave)
-    if in_steps:
-        found, step = train(make, leave, in_steps=True)
-        assert not step.num_compiled
-        told = step.eager_reason
-    else:
-        with recorded_steps() as steps:
-            found, _ = train(make, leave, wait=steps.recorder.wait)
-            assert not steps.recorder.num_compiled
-            told = steps.recorder.end_reason
+    expected, _ = train(make, leave, look=tensors_of)
+    found, num_compiled, told = trained(in_steps, make, leave, look=tensors_of)
+    assert not num_compiled
     assert_same(found, expected)
     assert any(each in told for each in reason.split("|")), told
 

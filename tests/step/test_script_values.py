@@ -17,9 +17,7 @@ from torch import Tensor, nn, optim
 import cputrain
 from tests.runtime import script_helpers
 from tests.runtime.telling import TELLING, Plain
-from tests.step.test_recorded import recorded_steps
-
-NUM_STEPS = 24
+from tests.step.training import NUM_STEPS, train, trained
 
 pytestmark = [
     pytest.mark.usefixtures("_replayed"),
@@ -27,44 +25,9 @@ pytestmark = [
 ]
 
 
-def train(
-    make: Callable[[], Any],
-    change: Callable[[Any], Any] = lambda _: None,
-    *,
-    in_steps: bool = False,
-    wait: Callable[[], object] = lambda: None,
-) -> tuple[list[float], Any]:
-    """Train by a loop or by `Step`, and change something in the middle."""
-    torch.manual_seed(0)
-    model, loss_fn = make(), F.cross_entropy
-    optimizer = optim.SGD(model.parameters(), 0.02)
-    whole = cputrain.Step(model, loss_fn, optimizer) if in_steps else None
-    losses = []
-    for step in range(NUM_STEPS):
-        if step == NUM_STEPS // 2:
-            change(model)
-        x, y = torch.randn(6, 4), torch.randint(3, (6,))
-        if whole is None:
-            optimizer.zero_grad()
-            loss = loss_fn(model(x), y)
-            loss.backward()
-            optimizer.step()
-        else:
-            loss = whole(x, y)
-            whole.wait()
-        wait()
-        losses.append(loss.item())
-    return losses, whole
-
-
-def trained(in_steps: bool, *args: Any) -> tuple[list[float], int, str]:
-    """Train with steps that may be compiled; return losses, how many were, and why not all."""
-    if in_steps:
-        losses, step = train(*args, in_steps=True)
-        return losses, step.num_compiled, step.eager_reason
-    with recorded_steps() as steps:
-        losses, _ = train(*args, wait=steps.recorder.wait)
-        return losses, steps.recorder.num_compiled, steps.recorder.end_reason
+def halfway(change: Callable[[Any], Any]) -> Callable[[Any, int], Any]:
+    """Return what changes a model in the middle of its training."""
+    return lambda model, step: change(model) if step == NUM_STEPS // 2 else None
 
 
 @pytest.mark.parametrize("make", TELLING)
@@ -253,12 +216,12 @@ def _restored() -> Iterator[None]:
 @pytest.mark.parametrize("in_steps", [True, False], ids=["Step", "recorded"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_forward_reads_may_change(name: str, in_steps: bool) -> None:
-    expected, _ = train(Reads, CHANGES[name])
+    expected, _ = train(Reads, halfway(CHANGES[name]))
     restore()
     unchanged, _ = train(Reads)
     assert expected != pytest.approx(unchanged, rel=1e-4)
     restore()
-    losses, num_compiled, reason = trained(in_steps, Reads, CHANGES[name])
+    losses, num_compiled, reason = trained(in_steps, Reads, halfway(CHANGES[name]))
     assert losses == pytest.approx(expected, rel=1e-4)
     assert num_compiled > 3, reason
 
@@ -277,8 +240,8 @@ def test_large_arrays_are_left_eager(in_steps: bool) -> None:
     def change(model: Any) -> None:
         model.table[0] = 1
 
-    expected, _ = train(ReadsLarge, change)
-    losses, num_compiled, reason = trained(in_steps, ReadsLarge, change)
+    expected, _ = train(ReadsLarge, halfway(change))
+    losses, num_compiled, reason = trained(in_steps, ReadsLarge, halfway(change))
     assert losses == pytest.approx(expected, rel=1e-4)
     assert not num_compiled
     assert "large array" in reason
