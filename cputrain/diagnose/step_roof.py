@@ -98,12 +98,14 @@ def step_roof(profile: StepProfile, roof: Roof) -> StepRoof:
 
 
 def _gaps(profile: StepProfile, roof: Roof) -> tuple[OperatorGap, ...]:
+    # a profiled step that was disturbed takes longer than the undisturbed ones
+    step_s = max(profile.step, sum(operator.seconds for operator in profile.operators))
     calls: defaultdict[str, float] = defaultdict(float)
     lost: defaultdict[str, float] = defaultdict(float)
     for operator in profile.operators:
         calls[operator.name] += operator.calls
         least, _ = roof.least_seconds(operator, profile.threads)
-        lost[operator.name] += max(0.0, operator.seconds - least) / profile.step
+        lost[operator.name] += max(0.0, operator.seconds - least) / step_s
     return tuple(
         OperatorGap(name=name, calls=calls[name], share=share)
         for name, share in sorted(lost.items(), key=lambda item: -item[1])[:NUM_GAPS]

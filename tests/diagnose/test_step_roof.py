@@ -59,6 +59,13 @@ def test_operators_that_lose_most_are_named() -> None:
     assert gaps[1].share == pytest.approx(0.01 / 0.2)
 
 
+def test_operators_of_a_disturbed_step_lose_no_more_than_the_step() -> None:
+    profile = seen(operator("mm", seconds=0.3, flops=4e9), operator("mul", seconds=0.1), step=0.2)
+    gaps = step_roof(profile, ROOF).gaps
+    assert gaps[0].share == pytest.approx((0.3 - 0.004) / 0.4, rel=0.05)
+    assert sum(gap.share for gap in gaps) < 1
+
+
 def test_what_caches_hold_is_moved_faster() -> None:
     profile = seen(tensor_bytes=4e6)
     fits, none = (
