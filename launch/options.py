@@ -47,6 +47,9 @@ class Option(Record):
     is_advanced: bool = False
     """Whether only --help-all shows it."""
 
+    is_repeatable: bool = False
+    """Whether it may be given several times, each with a value."""
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names that the help shows: "-q" and "--quiet"."""
@@ -69,9 +72,16 @@ class Parsed(Record):
     rest: tuple[str, ...]
     """All words from the first positional argument on."""
 
+    repeated: dict[str, tuple[str, ...]] = {}
+    """All values of options that may be given several times."""
+
     def has(self, flag: str) -> bool:
         """Return whether an option was given."""
         return flag in self.values
+
+    def all(self, flag: str) -> tuple[str, ...]:
+        """Return all values of an option that may be given several times."""
+        return self.repeated.get(flag, ())
 
 
 def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parsed:
@@ -92,6 +102,7 @@ def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parse
         if name
     }
     values: dict[str, str] = {}
+    repeated: dict[str, tuple[str, ...]] = {}
     index = 0
     while index < len(argv):
         word = argv[index]
@@ -130,7 +141,9 @@ def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parse
                 do=value_hint(value, option.choices),
             )
         values[option.flag] = value
-    return Parsed(values=values, rest=tuple(argv[index:]))
+        if option.is_repeatable:
+            repeated[option.flag] = (*repeated.get(option.flag, ()), value)
+    return Parsed(values=values, rest=tuple(argv[index:]), repeated=repeated)
 
 
 def _is_choice(words: Sequence[str], option: Option) -> bool:
