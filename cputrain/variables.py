@@ -14,6 +14,9 @@ PRELOAD = "CPUTRAIN_LD_PRELOAD"
 TRIAL = "CPUTRAIN_TRIAL"
 """Arguments, as JSON, of a recorder in the script's process; child processes do not inherit it."""
 
+PROGRESS = "CPUTRAIN_PROGRESS"
+"""File in which a job of `cputrain many` counts its optimizer steps."""
+
 OCL_FALLBACK = "CPUTRAIN_OCL_FALLBACK"
 """Policy for operators without an OpenCL kernel; "needed" and "error" disable the usual one."""
 
