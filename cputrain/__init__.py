@@ -6,12 +6,13 @@ Public names are imported on first access, and torch only with a name that needs
 from __future__ import annotations
 
 # __init__.pyi has them for editors and type checkers
-__all__ = ["DataLoader", "Pool", "Split", "Stack", "Step", "__version__", "fill", "setup"]
+__all__ = ["DataLoader", "Many", "Pool", "Split", "Stack", "Step", "__version__", "fill", "setup"]
 
 __version__ = "0.2.0"
 
 _MODULE_OF_NAME = {
     "DataLoader": "cputrain.data",
+    "Many": "cputrain.many.executor",  # cputrain.many itself loads no torch
     "Pool": "cputrain.pool",
     "Split": "cputrain.split",
     "Stack": "cputrain.step",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 VERBS = {
     "launch": "run a training script faster, unchanged",
+    "many": "run many trainings beside one another, each on cores of its own",
     "diagnose": "find out why a script is slower than the machine allows, and what to change",
     "tune": "find the fastest plan for a script by measuring, and save it for launch",
     "bench": "compare the throughput of plain python and cputrain",

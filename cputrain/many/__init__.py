@@ -1,0 +1,1 @@
+"""Many trainings beside one another on one machine."""

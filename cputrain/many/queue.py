@@ -1,0 +1,365 @@
+"""Run jobs beside one another until all have ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from cputrain.errors import ResourceError
+from cputrain.many.cores_per_job import CoresPerJob, JobRate
+from cputrain.many.folder import result_row
+from cputrain.many.job import JobState, Outcome
+from cputrain.many.job_process import SUPERVISOR_KILLED, JobProcess
+from cputrain.many.orphans import adopt_orphans, kill_orphans
+from cputrain.many.output import last_lines, last_values
+from cputrain.many.snapshot import QueueSnapshot, RunningJob, TimeLeft
+from cputrain.many.tree_memory import TreeMemorySampler
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Protocol
+
+    from cputrain.many.core_allocator import CoreAllocator
+    from cputrain.many.folder import Folder
+    from cputrain.many.job import Job
+    from cputrain.many.memory_budget import MemoryBudget
+
+    class QueueWatcher(Protocol):
+        """Shows the progress of a queue."""
+
+        def update(self, snapshot: QueueSnapshot) -> None:
+            """Show the state of the queue."""
+
+        def ended(self, job: Job, outcome: Outcome, state: JobState) -> None:
+            """Show how a job has ended; WAITING if it is going to be started again."""
+
+
+TICK_S = 0.2
+"""Seconds between two looks at memory and progress."""
+
+RESULTS_INTERVAL_S = 2.0
+"""Least seconds between two writes of the result files."""
+
+INTERRUPT_GRACE_S = 10.0
+"""Seconds that jobs get to end after Ctrl-C."""
+
+MEMORY_GRACE_S = 2.0
+"""Seconds that a job gets to end when memory is nearly used up."""
+
+MEMORY = "memory was nearly used up"
+"""Reason for stopping a job that is started again later, alone."""
+
+INTERRUPTED = "the queue was interrupted"
+"""Reason for stopping all jobs."""
+
+KILLED = 128 + signal.SIGKILL
+"""Exit code of a job that the kernel has killed, mostly for lack of memory."""
+
+
+class QueueOptions(Record):
+    """How a queue runs its jobs."""
+
+    launch_options: tuple[str, ...] = ()
+    """Options of `cputrain launch`."""
+
+    cores: int | None = None
+    """Cores for each job; None for as many as are found to be best."""
+
+    max_running: int | None = None
+    """Largest number of jobs at the same time; None for as many as fit."""
+
+
+class QueueEntry:
+    """A job with its state.
+
+    Args:
+        job: The job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.state = JobState.WAITING
+        self.outcome: Outcome | None = None
+        self.num_attempts = 0
+        """Attempts that have begun and were not stopped by the queue."""
+        self.is_alone = False
+        """Whether it is started when nothing else runs."""
+        self.is_from_before = False
+        """Whether an earlier run has done it."""
+
+
+class Queue:
+    """Jobs, and the processes of those that run.
+
+    Args:
+        jobs: What is run, in this order.
+        folder: Where outputs and results are kept.
+        allocator: The cores.
+        memory: The memory.
+        watcher: Shows the progress.
+        options: How jobs are run.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        folder: Folder,
+        allocator: CoreAllocator,
+        memory: MemoryBudget,
+        watcher: QueueWatcher,
+        options: QueueOptions,
+    ) -> None:
+        self.entries = [QueueEntry(job) for job in jobs]
+        self._folder = folder
+        self._allocator = allocator
+        self._memory = memory
+        self._watcher = watcher
+        self._options = options
+        self._cores_per_job = CoresPerJob(allocator.num_cores)
+        self._time_left = TimeLeft()
+        self._sampler = TreeMemorySampler()
+        self._running: dict[JobProcess, QueueEntry] = {}
+        self._signals: list[int] = []
+        self._started_at = time.monotonic()
+        self._results_at = 0.0
+        self._has_new_results = False
+        self.faults: list[str] = []
+        """What could not be written, and the like."""
+        for entry in self.entries:
+            outcome = folder.read_outcome(entry.job)
+            if outcome is not None and outcome.is_success:
+                entry.state, entry.outcome = JobState.DONE, outcome
+                entry.is_from_before = True
+
+    @property
+    def signal_number(self) -> int:
+        """The signal that ended the queue early; 0 if none did."""
+        return self._signals[0] if self._signals else 0
+
+    def count(self, state: JobState) -> int:
+        """Return the number of jobs in a state."""
+        return sum(entry.state is state for entry in self.entries)
+
+    def run(self) -> None:
+        """Run all jobs, or those that were started before a signal to stop."""
+        adopt_orphans()
+        wakeup, write_end = os.pipe()
+        for descriptor in (wakeup, write_end):
+            os.set_blocking(descriptor, False)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        handlers = [signal.signal(number, self._on_signal) for number in numbers]
+        previous = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        try:
+            self._loop(wakeup)
+        finally:
+            for process in list(self._running):  # an error of this class must leave none behind
+                process.stop(signal.SIGKILL, 0.0, INTERRUPTED)
+            signal.set_wakeup_fd(previous)
+            for number, handler in zip(numbers, handlers, strict=True):
+                signal.signal(number, handler)
+            os.close(wakeup)
+            os.close(write_end)
+        self._write_results()
+
+    def _on_signal(self, number: int, _: object) -> None:
+        self._signals.append(number)
+
+    def _loop(self, wakeup: int) -> None:
+        num_handled = 0
+        next_tick = 0.0
+        while True:
+            if len(self._signals) > num_handled:
+                num_handled = len(self._signals)
+                self._stop_all(self._signals[0], is_first=num_handled == 1)
+            if not self._signals:
+                self._start_jobs()
+            if not self._running:
+                return
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + TICK_S
+                self._look()
+            poll = select.poll()  # select fails with descriptors from 1024 on
+            poll.register(wakeup, select.POLLIN)
+            by_descriptor = {process.fileno(): process for process in self._running}
+            for descriptor in by_descriptor:
+                poll.register(descriptor, select.POLLIN)
+            for descriptor, _ in poll.poll(1000 * max(0.0, next_tick - now)):
+                if descriptor == wakeup:
+                    os.read(wakeup, 4096)
+                else:
+                    self._read(by_descriptor[descriptor])
+
+    def _stop_all(self, number: int, *, is_first: bool) -> None:
+        """Pass a signal on to all jobs; kill them at the second one."""
+        for process in self._running:
+            if is_first:
+                process.stop(signal.Signals(number), INTERRUPT_GRACE_S, INTERRUPTED)
+            else:
+                process.stop(signal.SIGKILL, 0.0, INTERRUPTED)
+
+    def _start_jobs(self) -> None:
+        """Start jobs while there are cores and memory for them."""
+        while entry := self._next_entry():
+            if not self._start(entry):
+                return
+
+    def _next_entry(self) -> QueueEntry | None:
+        """Return the next job to start; None if it must wait for those that run."""
+        if len(self._running) >= (self._options.max_running or len(self.entries)):
+            return None
+        if any(process.is_alone for process in self._running):
+            return None
+        waiting = [entry for entry in self.entries if entry.state is JobState.WAITING]
+        beside = next((entry for entry in waiting if not entry.is_alone), None)
+        if beside is not None:
+            return beside if self._memory.fits(beside.job, list(self._running)) else None
+        return waiting[0] if waiting and not self._running else None
+
+    def _start(self, entry: QueueEntry) -> bool:
+        """Start a job; return whether there were enough cores."""
+        allocator = self._allocator
+        num_waiting = self.count(JobState.WAITING)
+        limit = self._options.max_running
+        if limit is not None:
+            num_waiting = min(num_waiting, limit - len(self._running))
+        count = entry.job.cores or self._options.cores
+        if count is None:
+            rates = [rate for process in self._running if (rate := process.rate())]
+            count = self._cores_per_job.next(num_waiting, allocator.num_free, rates)
+        if entry.is_alone:
+            count = allocator.num_free
+        cores = allocator.take(min(count, allocator.num_cores))
+        if cores is None:
+            return False
+        entry.num_attempts += 1
+        self._folder.forget(entry.job)
+        try:
+            process = JobProcess(
+                entry.job,
+                self._folder,
+                cores,
+                attempt=entry.num_attempts,
+                launch_options=self._options.launch_options,
+                is_alone=entry.is_alone,
+            )
+        except ResourceError as error:
+            allocator.release(cores)
+            self._end(entry, Outcome(exit_code=125, elapsed_s=0.0, error=str(error)))
+            return True
+        self._cores_per_job.started(len(cores))
+        self._running[process] = entry
+        entry.state = JobState.RUNNING
+        return True
+
+    def _look(self) -> None:
+        """Measure memory, stop a job if it is nearly used up, and show the progress."""
+        samples = self._sampler.sample(process.supervisor.pid for process in self._running)
+        for process in self._running:
+            if sample := samples.get(process.supervisor.pid):
+                process.memory_bytes = sample.current_bytes
+                process.peak_bytes = max(process.peak_bytes, sample.peak_bytes)
+        excess = self._memory.excess(list(self._running))
+        if excess is not None:
+            excess.stop(signal.SIGTERM, MEMORY_GRACE_S, MEMORY)
+        self._watcher.update(self._snapshot())
+        now = time.monotonic()
+        if self._has_new_results and now >= self._results_at:
+            self._results_at = now + RESULTS_INTERVAL_S
+            self._write_results()
+
+    def _read(self, process: JobProcess) -> None:
+        """Read from a job's supervisor; if the job has ended, decide what follows."""
+        rate = process.rate()
+        outcome = process.read_answer()
+        if outcome is None:
+            return
+        entry = self._running.pop(process)
+        if outcome.reason == SUPERVISOR_KILLED:
+            kill_orphans({running.supervisor.pid for running in self._running})
+        self._allocator.release(process.cores)
+        if not outcome.reason:
+            self._memory.ended(outcome)
+            self._time_left.add(outcome)
+        if rate is None and outcome.is_success and not outcome.steps:
+            rate = JobRate(
+                cores=outcome.cores, steps_per_s=1 / max(1e-9, outcome.elapsed_s), has_steps=False
+            )
+        if rate is not None:
+            self._cores_per_job.add(rate)
+        self._end(entry, outcome)
+
+    def _end(self, entry: QueueEntry, outcome: Outcome) -> None:
+        """Decide what follows the end of a job's process."""
+        entry.outcome = outcome
+        was_killed = outcome.reason == MEMORY or (
+            outcome.exit_code == KILLED and not outcome.reason
+        )
+        if outcome.is_success:
+            entry.state = JobState.DONE
+        elif outcome.reason == INTERRUPTED:
+            entry.state = JobState.WAITING
+        elif was_killed and not entry.is_alone and len(self.entries) > 1:
+            entry.state, entry.is_alone = JobState.WAITING, True
+            entry.num_attempts -= 1
+        elif entry.num_attempts <= entry.job.retries:
+            entry.state = JobState.WAITING
+        else:
+            entry.state = JobState.FAILED
+        if entry.state in (JobState.DONE, JobState.FAILED):
+            self._has_new_results = True
+            try:
+                self._folder.write_outcome(entry.job, outcome)
+            except ResourceError as error:
+                self._add_fault(error)
+        self._watcher.ended(entry.job, outcome, entry.state)
+
+    def _add_fault(self, error: ResourceError) -> None:
+        if str(error) not in self.faults:
+            self.faults.append(str(error))
+
+    def _write_results(self) -> None:
+        self._has_new_results = False
+        rows = [
+            result_row(entry.job, entry.outcome)
+            for entry in self.entries
+            if entry.outcome is not None and entry.state in (JobState.DONE, JobState.FAILED)
+        ]
+        parameters = list(dict.fromkeys(
+            name for entry in self.entries for name in entry.job.parameters
+        ))  # fmt: skip
+        try:
+            self._folder.write_results(rows, parameters)
+        except ResourceError as error:
+            self._add_fault(error)
+
+    def _snapshot(self) -> QueueSnapshot:
+        running = []
+        for process in self._running:
+            rate = process.rate()
+            running.append(
+                RunningJob(
+                    name=process.job.name,
+                    cores=len(process.cores),
+                    elapsed_s=process.elapsed_s,
+                    steps=process.steps,
+                    steps_per_s=None if rate is None else rate.steps_per_s,
+                    loss=last_values(last_lines(process.log)).get("loss"),
+                    memory_bytes=process.memory_bytes,
+                    left_s=self._time_left.of_job(process),
+                )
+            )
+        num_waiting = self.count(JobState.WAITING)
+        return QueueSnapshot(
+            counts={state: self.count(state) for state in JobState},
+            running=tuple(running),
+            elapsed_s=time.monotonic() - self._started_at,
+            left_s=self._time_left.of_queue(
+                list(self._running), num_waiting, self._allocator.num_cores
+            ),
+            is_stopping=bool(self._signals),
+        )
