@@ -17,6 +17,9 @@ TRIAL = "CPUTRAIN_TRIAL"
 PROGRESS = "CPUTRAIN_PROGRESS"
 """File in which a job of `cputrain many` counts its optimizer steps."""
 
+COMMON_DATA = "CPUTRAIN_COMMON_DATA"
+"""File in memory in which jobs of `cputrain many` store data that several of them have."""
+
 OCL_FALLBACK = "CPUTRAIN_OCL_FALLBACK"
 """Policy for operators without an OpenCL kernel; "needed" and "error" disable the usual one."""
 

@@ -20,6 +20,7 @@ from cputrain.data.process import ProcessIterator
 from cputrain.data.resume import LoaderProxy, ResumedSampler
 from cputrain.data.statistics import Statistics
 from cputrain.data.torch_step import has_torch_mode
+from cputrain.runtime.common_data import share_with_jobs
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -83,6 +84,7 @@ def _resume_iterable(loader: Any, position: Position) -> _BaseDataLoaderIter:
 def _create_iterator(loader: Any, statistics: Statistics) -> Any:
     """Create the iterator of an epoch, and record which one and why."""
     statistics.epochs += 1
+    share_with_jobs(loader.dataset)
     columns = columns_of_loader(loader)
     if columns is not None:
         statistics.path, statistics.workers = "memory", 0

@@ -15,7 +15,7 @@ from cputrain.many.cores_per_job import JobRate
 from cputrain.many.job import Outcome, is_python
 from cputrain.many.output import last_result
 from cputrain.runtime.job_progress import ProgressReader, create_progress
-from cputrain.variables import PROGRESS
+from cputrain.variables import COMMON_DATA, PROGRESS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class JobProcess:
         cores: Logical CPUs of each core that it runs on.
         attempt: Number of the attempt, from 1.
         launch_options: Options of `cputrain launch`.
+        common_data: Path of the file for data that several jobs have; empty for none.
+        is_alone: Whether no other job is to run beside it.
 
     Raises:
         ResourceError: The system refused a process, a file or memory.
@@ -58,6 +60,7 @@ class JobProcess:
         *,
         attempt: int,
         launch_options: Sequence[str],
+        common_data: str = "",
         is_alone: bool = False,
     ) -> None:
         self.job = job
@@ -65,6 +68,7 @@ class JobProcess:
         self.attempt = attempt
         self.is_alone = is_alone
         """Whether no other job is to run beside it."""
+        self._common_data = common_data
         self.memory_bytes = 0
         """Memory of its processes when it was last measured."""
         self.peak_bytes = 0
@@ -128,6 +132,8 @@ class JobProcess:
 
     def _environment(self, progress_path: str) -> dict[str, str]:
         environment = {**os.environ, **self.job.variables, PROGRESS: progress_path}
+        if self._common_data:
+            environment[COMMON_DATA] = self._common_data
         if is_python(self.job.target):
             environment.setdefault("PYTHONUNBUFFERED", "1")  # the table shows what is printed
         return environment

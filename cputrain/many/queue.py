@@ -17,6 +17,7 @@ from cputrain.many.output import last_lines, last_values
 from cputrain.many.snapshot import QueueSnapshot, RunningJob, TimeLeft
 from cputrain.many.tree_memory import TreeMemorySampler
 from cputrain.record import Record
+from cputrain.runtime.common_data import create_common_data
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class Queue:
         self._sampler = TreeMemorySampler()
         self._running: dict[JobProcess, QueueEntry] = {}
         self._signals: list[int] = []
+        self._common_data = create_common_data()
         self._started_at = time.monotonic()
         self._results_at = 0.0
         self._has_new_results = False
@@ -161,8 +163,8 @@ class Queue:
             signal.set_wakeup_fd(previous)
             for number, handler in zip(numbers, handlers, strict=True):
                 signal.signal(number, handler)
-            os.close(wakeup)
-            os.close(write_end)
+            for descriptor in (wakeup, write_end, self._common_data):
+                os.close(descriptor)
         self._write_results()
 
     def _on_signal(self, number: int, _: object) -> None:
@@ -245,6 +247,7 @@ class Queue:
                 cores,
                 attempt=entry.num_attempts,
                 launch_options=self._options.launch_options,
+                common_data=f"/proc/{os.getpid()}/fd/{self._common_data}",
                 is_alone=entry.is_alone,
             )
         except ResourceError as error:

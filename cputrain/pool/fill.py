@@ -19,6 +19,7 @@ from cputrain.pool.progress import Bar
 from cputrain.pool.seeds import seed_all, seed_from
 from cputrain.pool.tasks import name_of, whole_number
 from cputrain.pool.worker import room
+from cputrain.runtime.common_data import share_with_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,6 +131,7 @@ def fill(
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(state.progress_note())
             raise
+    share_with_jobs(tensors)
     return out
 
 

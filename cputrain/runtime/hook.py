@@ -88,9 +88,11 @@ def _apply(torch: ModuleType, *, reports: bool, is_planned: bool) -> None:
     remove_variables()
     apply_plan(torch, read_plan_env(), reports=reports, is_planned=is_planned)
     if variables.PROGRESS in os.environ:
+        from cputrain.runtime.common_data import open_common_data
         from cputrain.runtime.job_progress import count_steps
 
         count_steps()
+        open_common_data()
     if variables.TRIAL in os.environ:
         from cputrain.runtime.state import NOW
         from cputrain.runtime.trial import watch
