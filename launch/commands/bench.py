@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cputrain.bench import ScriptComparison
     from cputrain.bench.devices import DeviceComparison
     from cputrain.bench.loaders import LoaderComparison
+    from cputrain.bench.many import ManyComparison
     from cputrain.bench.networks import NetworkComparison
     from cputrain.bench.optimizers import OptimizerComparison
     from cputrain.bench.pools import PoolComparison
@@ -157,6 +158,15 @@ CASE_BENCHMARKS = {
         Option(flag="--jax", takes="PYTHON", help="an interpreter with JAX and Optax: compare it"),
         Option(flag="--quick", help="without what compiles, to test the benchmark itself"),
     ),
+    "many": _case_benchmark(
+        "many",
+        "Runs trainings with several seeds by cputrain many and Many, by plain python one after "
+        "another and all at once, and by joblib and Ray (if they are installed), in turns; "
+        "compares total time, memory and losses.",
+        Option(flag="--trainings", takes="N", help="trainings in each case (default: 8)"),
+        Option(flag="--rounds", takes="N", help="each runs every way once (default: 3)"),
+        Option(flag="--quick", help="a few steps, to test the benchmark itself"),
+    ),
 }
 """Benchmarks without a script, by name; the package of cputrain.bench with that name runs it."""
 
@@ -167,6 +177,7 @@ CASE_TITLES = {
     "networks": "Torchvision's networks on each device",
     "optimizers": "Fused optimizer steps",
     "steps": "Whole steps of small networks",
+    "many": "Many trainings on one machine",
 }
 """Titles of these benchmarks."""
 
@@ -580,6 +591,7 @@ def _run_case_benchmark(benchmark: str, outer: Parsed) -> int:
         "networks": _networks,
         "optimizers": _optimizers,
         "steps": _steps,
+        "many": _many,
     }
     comparison = compare[benchmark](case_names, values)
     if "--json" in values:
@@ -610,6 +622,17 @@ def _pools(case_names: list[str], values: dict[str, str]) -> PoolComparison:
         processes=_parse_count(values["--processes"], "--processes", "2")
         if "--processes" in values
         else None,
+        quick="--quick" in values,
+    )
+
+
+def _many(case_names: list[str], values: dict[str, str]) -> ManyComparison:
+    from cputrain.bench.many import compare_many
+
+    return compare_many(
+        case_names,
+        num_jobs=_parse_count(values.get("--trainings", "8"), "--trainings", "8"),
+        rounds=_rounds(values, 3),
         quick="--quick" in values,
     )
 
