@@ -36,7 +36,7 @@ def after(name: str, module: ModuleType, reports: bool, is_planned: bool) -> Non
     if name == "torch":
         _guarded(lambda: _apply(module, reports=reports, is_planned=is_planned))
     elif name == "torch._dynamo":
-        _guarded(_register_skipped_code)
+        _guarded(_prepare_to_compile)
     else:
         _guarded(lambda: _apply_to_module(name, module))
 
@@ -82,10 +82,12 @@ def _prepare() -> None:
 
 def _apply(torch: ModuleType, *, reports: bool, is_planned: bool) -> None:
     from cputrain.runtime.apply import apply_plan
+    from cputrain.runtime.deferred_dynamo import defer_dynamo
     from cputrain.runtime.library_variables import remove_variables
     from cputrain.runtime.plan_env import read_plan_env
 
     remove_variables()
+    defer_dynamo(torch)
     apply_plan(torch, read_plan_env(), reports=reports, is_planned=is_planned)
     if variables.PROGRESS in os.environ:
         from cputrain.runtime.common_data import open_common_data
@@ -101,9 +103,11 @@ def _apply(torch: ModuleType, *, reports: bool, is_planned: bool) -> None:
         watch(torch)
 
 
-def _register_skipped_code() -> None:
+def _prepare_to_compile() -> None:
+    from cputrain.runtime.deferred_dynamo import undefer_dynamo
     from cputrain.runtime.patching import register_skipped_code
 
+    undefer_dynamo()
     register_skipped_code()
 
 
