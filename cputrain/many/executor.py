@@ -38,6 +38,7 @@ class Many(Executor):
         at_once: Largest number of calls at the same time; None for as many as there are cores.
         retries: How often a call is run again whose process was killed.
         context: A multiprocessing context or the name of a start method.
+        **settings: Settings of `cputrain.setup` for the processes, such as `record_step="auto"`.
 
     Examples:
         >>> from cputrain import Many
@@ -54,7 +55,11 @@ class Many(Executor):
         at_once: int | None = None,
         retries: int = 0,
         context: Any = None,
+        **settings: Any,
     ) -> None:
+        from cputrain.notebook.kwargs import settings_from_kwargs
+
+        settings_from_kwargs(settings)  # raises UsageError if one is unknown
         machine = read_machine(RootSource(), detail=False)
         self._allocator = CoreAllocator(core_domains(machine), machine.budget.physical_cores)
         most = self._allocator.num_cores
@@ -64,6 +69,7 @@ class Many(Executor):
             _check_count("at_once", at_once, None, "Leave it out for as many as there are cores.")
         self._cores = None if cores == "auto" else int(cores)
         self._max_running = min(at_once or most, most // (self._cores or 1))
+        self._settings = settings
         self._cores_per_job = CoresPerJob(most)
         self._pool = Pool(self._max_running, retries=retries, context=context)
         # reentrant: a future's callback may submit another call
@@ -175,7 +181,7 @@ class Many(Executor):
             try:
                 self._pool.apply_async(
                     _call_on_cores,
-                    (cpus, len(cores), call.fn, call.args, call.kwargs),
+                    (cpus, len(cores), self._settings, call.fn, call.args, call.kwargs),
                     callback=partial(self._end, call, cores),
                     error_callback=partial(self._fail, call, cores),
                 )
@@ -226,15 +232,25 @@ class _SubmittedCall:
 def _call_on_cores(
     cpus: tuple[int, ...],
     num_threads: int,
+    settings: dict[str, Any],
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[float, Any]:
     """Call a function in a worker, on some CPUs; return the seconds that it took, and its value."""
     _move_to(cpus, num_threads)
+    if not _workers_that_are_set_up:
+        _workers_that_are_set_up.append(os.getpid())
+        from cputrain import setup
+
+        setup(**settings)
     started_at = time.perf_counter()
     value = fn(*args, **kwargs)
     return time.perf_counter() - started_at, value
+
+
+_workers_that_are_set_up: list[int] = []
+"""This process, once `setup` has been called in it."""
 
 
 def _move_to(cpus: tuple[int, ...], num_threads: int) -> None:

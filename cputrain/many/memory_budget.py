@@ -29,11 +29,14 @@ class MemoryBudget:
 
     Args:
         total_bytes: Memory that this process may use; None if it is unknown.
+        limit_bytes: Memory that all jobs together may use; None for what is available.
     """
 
-    def __init__(self, total_bytes: int | None) -> None:
+    def __init__(self, total_bytes: int | None, limit_bytes: int | None = None) -> None:
         self._pressure = MemoryPressure()
-        self._total_bytes = total_bytes
+        self._limit_bytes = limit_bytes
+        if limit_bytes is not None:
+            total_bytes = min(limit_bytes, total_bytes or limit_bytes)
         self._reserve_bytes = min(MAX_RESERVE_BYTES, int(RESERVE_FRACTION * (total_bytes or 0)))
         self._largest_peak = 0
 
@@ -51,7 +54,7 @@ class MemoryBudget:
 
     def fits(self, job: Job, running: Sequence[JobProcess]) -> bool:
         """Return whether a job may be started beside those that run."""
-        available = self._pressure.available_bytes()
+        available = self._available_bytes(running)
         if available is None or not running:
             return True
         growth = sum(
@@ -62,13 +65,21 @@ class MemoryBudget:
 
     def excess(self, running: Sequence[JobProcess]) -> JobProcess | None:
         """Return the job to stop if memory is nearly used up: the one that grew most beyond."""
-        available = self._pressure.available_bytes()
+        available = self._available_bytes(running)
         if available is None or available >= self._reserve_bytes:
             return None
         active = [process for process in running if not process.stop_reason]
         if not active:
             return None
         return max(active, key=lambda process: self._beyond(process, active))
+
+    def _available_bytes(self, running: Sequence[JobProcess]) -> int | None:
+        """Return the memory that jobs may still take; None if it is unknown."""
+        available = self._pressure.available_bytes()
+        if self._limit_bytes is None:
+            return available
+        left = self._limit_bytes - sum(process.memory_bytes for process in running)
+        return left if available is None else min(left, available)
 
     def _beyond(self, process: JobProcess, running: Sequence[JobProcess]) -> tuple[int, float]:
         """Return by how much a job exceeds what it needs, or others need; then when it began."""

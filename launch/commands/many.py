@@ -50,6 +50,11 @@ QUEUE_OPTIONS = (
     Option(flag="--cores", takes="N|auto", help="cores of each job (default: measured)"),
     Option(flag="--at-once", takes="N", help="largest number of jobs at the same time"),
     Option(flag="--memory", takes="SIZE", help="memory that a job needs: 2G (default: measured)"),
+    Option(
+        flag="--memory-limit",
+        takes="SIZE",
+        help="memory of all jobs together (default: what the machine or container has)",
+    ),
     Option(flag="--retries", takes="N", help="start a failed job again, up to N times"),
     Option(flag="--timeout", takes="TIME", help="stop a job, as failed, after: 90s, 5m or 2h"),
     Option(flag="--dry-run", help="print the command line of each job and exit"),
@@ -243,12 +248,15 @@ def _run(
     from cputrain.many.core_allocator import CoreAllocator, core_domains
     from cputrain.many.folder import Folder
     from cputrain.many.job import JobState
+    from cputrain.many.job_files import parse_size
     from cputrain.many.memory_budget import MemoryBudget
     from cputrain.many.progress_table import job_watcher
     from cputrain.many.queue import Queue, QueueOptions
 
     cores = parsed.values.get("--cores", "auto")
     most = machine.budget.physical_cores
+    limit = parsed.values.get("--memory-limit")
+    limit_bytes = None if limit is None else parse_size(limit, "--memory-limit")
     folder = Folder(folder_path)
     try:
         if parsed.has("--again"):
@@ -259,7 +267,7 @@ def _run(
                 jobs,
                 folder,
                 CoreAllocator(core_domains(machine), most),
-                MemoryBudget(machine.budget.memory_bytes),
+                MemoryBudget(machine.budget.memory_bytes, limit_bytes),
                 watcher,
                 QueueOptions(
                     launch_options=launch_options,

@@ -143,6 +143,50 @@ def test_an_outcome_that_is_broken_counts_as_none(tmp_path: Path, text: str) -> 
     assert "before" not in done.stdout
 
 
+def test_a_job_that_eats_all_memory_is_stopped_and_runs_alone(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        """
+import json, os, sys, time
+seed = int(sys.argv[2])
+attempt = len([x for x in open("runs").read() if x == str(seed)]) if os.path.exists("runs") else 0
+open("runs", "a").write(str(seed))
+held = []
+for _ in range(40 if seed == 0 and attempt == 0 else 4):
+    held.append(bytearray(b"x" * (16 << 20)))
+    time.sleep(0.15)
+print(json.dumps({"loss": seed}))
+""",
+    )
+    done = many(tmp_path, "--at-once=2", "--memory-limit=400M", "--memory=100M",
+                "--grid", "seed=0..3", "x.py")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "stopped seed=0: " in done.stderr
+    assert "memory was nearly used up, it is started again later" in done.stderr
+    assert [row["result"]["loss"] for row in results(tmp_path)] == [0, 1, 2, 3]
+    assert (tmp_path / "runs").read_text()[-1] == "0"  # at the end, alone
+    assert sorted((tmp_path / "runs").read_text()) == list("00123")
+    assert_nothing_left(tmp_path)
+
+
+def test_a_job_that_needs_more_than_there_is_fails(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        """
+import time
+held = []
+while True:
+    held.append(bytearray(b"x" * (16 << 20)))
+    time.sleep(0.1)
+""",
+    )
+    done = many(tmp_path, "--memory-limit=300M", "--grid", "seed=0..1", "x.py")
+    assert done.returncode == 1
+    assert "2 failed" in done.stdout
+    assert all("memory" in row["error"] for row in results(tmp_path))
+    assert_nothing_left(tmp_path)
+
+
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     """Limits on the size of files stand for it: RLIMIT_FSIZE holds for the queue, too."""
     import resource

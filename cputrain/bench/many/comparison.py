@@ -154,10 +154,10 @@ def summarise(
             for way, some in runs.items()
         ),
         loss_difference=max(
-            abs(loss - other) / max(1e-12, abs(other))
+            abs(loss - reference) / max(1e-12, abs(reference))
             for some in runs.values()
             for run in some
-            for loss, other in zip(run["losses"], expected, strict=True)
+            for loss, reference in zip(run["losses"], expected, strict=True)
         ),
         left_out=left_out,
     )

@@ -62,7 +62,7 @@ def cnn(steps: int) -> float:
 def tabular(steps: int) -> float:
     """Train a network for tables: embeddings of categories, and residual blocks."""
 
-    class Block(nn.Module):
+    class TableBlock(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.Sequential(
@@ -77,7 +77,7 @@ def tabular(steps: int) -> float:
             super().__init__()
             self.embed = nn.Embedding(1000, 8)
             self.layers = nn.Sequential(
-                nn.Linear(20 + 8 * 8, 128), Block(), Block(), nn.Linear(128, 10)
+                nn.Linear(20 + 8 * 8, 128), TableBlock(), TableBlock(), nn.Linear(128, 10)
             )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
