@@ -115,6 +115,8 @@ def without_effects(*, is_output_only: bool = False) -> Iterator[None]:
                 ignored = None
         elif event == "c_call":
             effect = _effect_of_builtin(argument, frame)
+        elif event == "call" and _is_import(code):
+            ignored = frame  # it is done once, and not in each forward
         elif event == "call" and not _is_of_library(code.co_filename):
             if _is_hook(frame) or code in callbacks:
                 ignored = frame
@@ -155,6 +157,10 @@ def _is_of_library(path: str) -> bool:
     return path.startswith(LIBRARY_PATHS) or (
         path.startswith(STANDARD_FOLDER) and not path.startswith(SITE_FOLDERS)
     )
+
+
+def _is_import(code: CodeType) -> bool:
+    return code.co_name == "_find_and_load" and code.co_filename.startswith("<frozen importlib")
 
 
 def _is_hook(frame: FrameType) -> bool:

@@ -131,6 +131,26 @@ def test_a_script_that_compiles_has_torchs_own_code(tmp_path: Path) -> None:
     assert "graph_break" in ours.stderr
 
 
+RECORDED = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 4))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(300):
+    optimizer.zero_grad()
+    loss = model(torch.ones(64, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_steps_are_recorded_although_the_compiler_is_loaded_only_then(tmp_path: Path) -> None:
+    script(tmp_path, RECORDED)
+    done = launch(tmp_path, "--record-step=auto", "x.py", PATH="none")  # no C++ compiler
+    assert done.returncode == 0
+    assert "recorded steps (" in done.stderr, done.stderr
+
+
 def test_only_needless_statements_are_left_out() -> None:
     original = DECORATOR(lambda: None).__code__
     code = _without_needless(DECORATOR.__code__, original)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,6 +84,26 @@ def test_callbacks_of_garbage_collection_are_no_part_of_a_forward(
     finally:
         gc.callbacks.remove(tell)
     assert "collected" in capsys.readouterr().out
+
+
+def test_what_an_import_does_is_no_part_of_a_forward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_once.py").write_text(
+        "exec('def make(kind):\\n kind.x = 1')\nclass Kind: pass\nmake(Kind)\nprint('loaded')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def forward() -> int:
+        from imported_once import Kind
+
+        return int(Kind.x)
+
+    with without_effects():
+        assert forward() == 1
+    with pytest.raises(EffectError, match="calls print"), without_effects():
+        forward()
+        print()
 
 
 def test_a_profiler_of_the_script_is_left_alone() -> None:
