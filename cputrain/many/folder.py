@@ -37,17 +37,21 @@ class Folder:
 
     Args:
         path: The folder; it is created.
+        task: Number of the only job that is run, by a task of Slurm; None for a whole queue.
 
     Raises:
         UsageError: Another queue uses it, or it cannot be written to.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, task: int | None = None) -> None:
         self.path = os.path.abspath(path)
+        self.is_of_task = task is not None
+        """Whether other tasks have jobs of the same queue."""
+        lock = "lock" if task is None else f"lock-{task}"
         try:
             for name in SUBFOLDERS:
                 os.makedirs(os.path.join(self.path, name), exist_ok=True)
-            self._lock = open(os.path.join(self.path, "lock"), "a+", encoding="ascii")  # noqa: SIM115
+            self._lock = open(os.path.join(self.path, lock), "a+", encoding="ascii")  # noqa: SIM115
         except OSError as error:
             raise UsageError(
                 "--folder",
@@ -76,8 +80,9 @@ class Folder:
 
     def close(self) -> None:
         """Let other queues use the folder."""
-        for name in os.listdir(os.path.join(self.path, "progress")):
-            os.unlink(os.path.join(self.path, "progress", name))
+        if not self.is_of_task:
+            for name in os.listdir(os.path.join(self.path, "progress")):
+                os.unlink(os.path.join(self.path, "progress", name))
         self._lock.truncate(0)
         self._lock.close()
 
@@ -135,6 +140,8 @@ class Folder:
         Raises:
             ResourceError: They cannot be written.
         """
+        if self.is_of_task:
+            return
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         self._write(os.path.join(self.path, "results.jsonl"), lines)
         values = list(dict.fromkeys(name for row in rows for name in row["result"]))

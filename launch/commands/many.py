@@ -61,6 +61,14 @@ QUEUE_OPTIONS = (
     Option(flag="--json", help="print a line of JSON for each job at the end"),
 )
 
+SLURM_OPTIONS = (
+    Option(flag="--slurm", help="have Slurm run the jobs, as tasks of an array"),
+    Option(flag="--slurm-args", takes="'ARGS'", help="options of sbatch: --slurm-args '-p long'"),
+    Option(
+        flag="--task", takes="N", help="run job N alone, as a task of Slurm does", is_advanced=True
+    ),
+)
+
 COMMAND_OPTIONS = (
     Option(flag="--module", short="-m", help="the script is a module: -m package.train"),
     Option(flag="--cmd", help="run any command, not a Python script: --cmd -- ./train.sh"),
@@ -91,6 +99,7 @@ COMMAND = Command(
         Group(title="Jobs", options=JOB_OPTIONS),
         Group(title="What to run", options=COMMAND_OPTIONS),
         Group(title="How to run them", options=QUEUE_OPTIONS),
+        Group(title="On other machines", options=SLURM_OPTIONS),
         *LAUNCH_GROUPS,
     ),
 )
@@ -108,6 +117,8 @@ def main(argv: Sequence[str]) -> int:
     if parsed.has("--dry-run"):
         _print_commands(jobs)
         return 0
+    if parsed.has("--slurm"):
+        return _submit(parsed, jobs, folder_path, argv)
     return _run(parsed, jobs, folder_path, machine, options)
 
 
@@ -237,6 +248,54 @@ def _print_commands(jobs: Sequence[Job]) -> None:
         print(" ".join([*variables, command]))
 
 
+def _submit(parsed: Parsed, jobs: Sequence[Job], folder_path: str, argv: Sequence[str]) -> int:
+    """Have Slurm run the jobs that are not done; print the number of its job."""
+    from cputrain.many import slurm
+    from cputrain.many.folder import Folder
+
+    folder = Folder(folder_path)
+    try:
+        if parsed.has("--again"):
+            for job in jobs:
+                folder.forget(job)
+        number, num_tasks = slurm.submit(
+            jobs,
+            folder,
+            _without_slurm(argv, len(parsed.rest)),
+            cores=_cores(parsed, most=None),
+            options=split_quoted(parsed, "--slurm-args"),
+        )
+    finally:
+        folder.close()
+    if not number:
+        print("All jobs are done. Without --slurm, the same command writes the results.")
+        return 0
+    print(f"Slurm's job {number} has {counted(num_tasks, 'task')}: squeue --jobs {number}")
+    print("Once they have ended, the same command without --slurm writes the results.")
+    return 0
+
+
+def _without_slurm(argv: Sequence[str], num_rest: int) -> list[str]:
+    """Return the words of a command line without those that a task is given otherwise."""
+    words, rest = list(argv[: len(argv) - num_rest]), list(argv[len(argv) - num_rest :])
+    kept = []
+    while words:
+        word = words.pop(0)
+        flag, equals, _ = word.partition("=")
+        if flag in ("--slurm-args", "--folder", "--again"):
+            if not equals and flag != "--again":
+                words.pop(0)
+        elif flag != "--slurm":
+            kept.append(word)
+    return [*kept, *rest]
+
+
+def _cores(parsed: Parsed, *, most: int | None) -> int | None:
+    """Return the number of cores of --cores; None for auto."""
+    value = parsed.values.get("--cores", "auto")
+    return None if value == "auto" else whole_number(value, "--cores", most=most or 1000)
+
+
 def _run(
     parsed: Parsed,
     jobs: Sequence[Job],
@@ -245,6 +304,7 @@ def _run(
     launch_options: tuple[str, ...],
 ) -> int:
     """Run the jobs and print the result; return the exit code."""
+    from cputrain.many import slurm
     from cputrain.many.core_allocator import CoreAllocator, core_domains
     from cputrain.many.folder import Folder
     from cputrain.many.job import JobState
@@ -253,12 +313,17 @@ def _run(
     from cputrain.many.progress_table import job_watcher
     from cputrain.many.queue import Queue, QueueOptions
 
-    cores = parsed.values.get("--cores", "auto")
     most = machine.budget.physical_cores
     limit = parsed.values.get("--memory-limit")
     limit_bytes = None if limit is None else parse_size(limit, "--memory-limit")
-    folder = Folder(folder_path)
+    task = parsed.values.get("--task")
+    number = None if task is None else whole_number(task, "--task", least=0, most=len(jobs) - 1)
+    folder = Folder(folder_path, number)
     try:
+        if number is not None:
+            jobs = [jobs[number]]
+        else:
+            slurm.check_ended(folder)
         if parsed.has("--again"):
             for job in jobs:
                 folder.forget(job)
@@ -271,7 +336,7 @@ def _run(
                 watcher,
                 QueueOptions(
                     launch_options=launch_options,
-                    cores=None if cores == "auto" else whole_number(cores, "--cores", most=most),
+                    cores=_cores(parsed, most=most),
                     max_running=whole_number(parsed.values["--at-once"], "--at-once")
                     if parsed.has("--at-once")
                     else None,

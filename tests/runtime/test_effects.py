@@ -101,9 +101,16 @@ def test_what_an_import_does_is_no_part_of_a_forward(
 
     with without_effects():
         assert forward() == 1
+
+
+def test_what_follows_an_import_is_a_part_of_it() -> None:
+    def forward() -> None:
+        import colorsys
+
+        print(colorsys)
+
     with pytest.raises(EffectError, match="calls print"), without_effects():
         forward()
-        print()
 
 
 def test_a_profiler_of_the_script_is_left_alone() -> None:
