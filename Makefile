@@ -11,7 +11,7 @@ PIP := -m pip install --quiet --constraint constraints.txt
 # compiled files make the launcher start in half the time, whatever the environment says
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-zendnn test-ipex coverage lint types docs wheel clean
+.PHONY: demo test test-all test-zendnn test-ipex test-clusters coverage lint types docs wheel clean
 
 demo: $(VENV)/installed  ## See a training run, and how much faster it was than plain python.
 	@$(BIN)/cputrain launch examples/paint.py
@@ -34,6 +34,9 @@ test-zendnn: $(VENV)-zendnn/installed  ## The proof of ZenDNN, in an environment
 
 test-ipex: $(VENV)-ipex/installed  ## The proof of Intel's extension, with the torch that it needs.
 	$(VENV)-ipex/bin/python -m pytest tests/backends/ipex.py
+
+test-clusters: $(VENV)-clusters/installed  ## Ray and Dask, in an environment of their own.
+	$(VENV)-clusters/bin/python -m pytest tests/many/clusters.py
 
 coverage: $(VENV)/tested  ## Lines that `make test` and `make test-all` run; with Python 3.12 or newer.
 	@$(BIN)/python $(PIP) 'coverage>=7.10'
@@ -61,7 +64,7 @@ docs: $(VENV)/documented  ## The documentation, in site/; a warning is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) $(VENV)-zendnn $(VENV)-ipex $(TYPES_VENV) build dist site *.egg-info
+	rm -rf $(VENV) $(VENV)-zendnn $(VENV)-ipex $(VENV)-clusters $(TYPES_VENV) build dist site *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -85,6 +88,11 @@ $(VENV)/tested: $(VENV)/installed
 $(VENV)-zendnn/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)-zendnn
 	@$(VENV)-zendnn/bin/python $(PIP) --editable '.[zendnn]' pytest hypothesis
+	@touch $@
+
+$(VENV)-clusters/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(VENV)-clusters
+	@$(VENV)-clusters/bin/python $(PIP) --editable '.[clusters]' pytest hypothesis
 	@touch $@
 
 # (no constraints: its torch is another)

@@ -38,8 +38,8 @@ SKIPPED = 9
 OVER_BUDGET = 10
 """The exit code if the tests of a folder took much longer than CONTRIBUTING.md allows."""
 
-KEPT_THREADS = re.compile(r"cputrain|.*\(_serve\)|ThreadPoolExecutor-")
-"""Names of threads that last as long as their process: ours, multiprocessing's, Inductor's."""
+KEPT_THREADS = re.compile(r"cputrain|.*\(_serve\)|ThreadPoolExecutor-|Dask-")
+"""Names of threads that last as long as their process: ours and those of libraries."""
 
 DURATIONS: list[Durations] = []
 """Collector of the durations of tests; empty unless CPUTRAIN_CI is set."""

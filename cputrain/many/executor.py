@@ -15,6 +15,7 @@ import torch
 from cputrain.errors import UsageError, argument_error
 from cputrain.ipc.interrupts import deferred_signals
 from cputrain.machine import RootSource, read_machine
+from cputrain.many.clusters import CoreCounter, workers_of
 from cputrain.many.core_allocator import CoreAllocator, core_domains
 from cputrain.many.cores_per_job import CoresPerJob, JobRate
 from cputrain.pool import Pool
@@ -38,6 +39,7 @@ class Many(Executor):
         at_once: Largest number of calls at the same time; None for as many as there are cores.
         retries: How often a call is run again whose process was killed.
         context: A multiprocessing context or the name of a start method.
+        cluster: "ray" or a `distributed.Client` of Dask's, whose machines run the calls.
         **settings: Settings of `cputrain.setup` for the processes, such as `record_step="auto"`.
 
     Examples:
@@ -55,13 +57,19 @@ class Many(Executor):
         at_once: int | None = None,
         retries: int = 0,
         context: Any = None,
+        cluster: Any = None,
         **settings: Any,
     ) -> None:
         from cputrain.notebook.kwargs import settings_from_kwargs
 
         settings_from_kwargs(settings)  # raises UsageError if one is unknown
-        machine = read_machine(RootSource(), detail=False)
-        self._allocator = CoreAllocator(core_domains(machine), machine.budget.physical_cores)
+        workers = None if cluster is None else workers_of(cluster)
+        self._allocator: CoreAllocator | CoreCounter
+        if workers is None:
+            machine = read_machine(RootSource(), detail=False)
+            self._allocator = CoreAllocator(core_domains(machine), machine.budget.physical_cores)
+        else:
+            self._allocator = CoreCounter(workers.num_cores)
         most = self._allocator.num_cores
         if cores != "auto":
             _check_count("cores", cores, most, 'Say "auto" to have it measured.')
@@ -71,7 +79,7 @@ class Many(Executor):
         self._max_running = min(at_once or most, most // (self._cores or 1))
         self._settings = settings
         self._cores_per_job = CoresPerJob(most)
-        self._pool = Pool(self._max_running, retries=retries, context=context)
+        self._workers = workers or PoolWorkers(self._max_running, retries, context)
         # reentrant: a future's callback may submit another call
         self._lock = threading.Condition(threading.RLock())
         self._waiting: deque[_SubmittedCall] = deque()
@@ -115,7 +123,7 @@ class Many(Executor):
         if wait:
             with self._lock:
                 self._lock.wait_for(lambda: not self._waiting and not self._num_running)
-            self._pool.join()
+            self._workers.join()
 
     def terminate(self) -> None:
         """Kill all processes; calls that have not ended are cancelled or fail."""
@@ -126,8 +134,7 @@ class Many(Executor):
         for call in waiting:
             call.future.cancel()
             call.future.set_running_or_notify_cancel()
-        self._pool.terminate()
-        self._pool.join()
+        self._workers.terminate()
 
     def joblib_backend(self, n_jobs: int = -1) -> AbstractContextManager[Any]:
         """Return a context in which joblib, and scikit-learn's `n_jobs`, run their calls here.
@@ -179,11 +186,12 @@ class Many(Executor):
             self._num_running += 1
             cpus = tuple(sorted(cpu for core in cores for cpu in core))
             try:
-                self._pool.apply_async(
+                self._workers.start(
                     _call_on_cores,
                     (cpus, len(cores), self._settings, call.fn, call.args, call.kwargs),
-                    callback=partial(self._end, call, cores),
-                    error_callback=partial(self._fail, call, cores),
+                    len(cores),
+                    partial(self._end, call, cores),
+                    partial(self._fail, call, cores),
                 )
             except Exception as error:  # what cannot be pickled
                 self._num_running -= 1
@@ -214,7 +222,44 @@ class Many(Executor):
 
     def _close_if_idle(self) -> None:
         if self._is_shut_down and not self._waiting and not self._num_running:
-            self._pool.close()
+            self._workers.close()
+
+
+class PoolWorkers:
+    """Processes of a Pool on this machine.
+
+    Args:
+        num_workers: Number of processes.
+        retries: How often a call is run again whose process was killed.
+        context: A multiprocessing context or the name of a start method.
+    """
+
+    def __init__(self, num_workers: int, retries: int, context: Any) -> None:
+        self._pool = Pool(num_workers, retries=retries, context=context)
+
+    def start(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        num_cores: int,  # noqa: ARG002  (its CPUs are among the arguments)
+        callback: Callable[[Any], None],
+        error_callback: Callable[[BaseException], None],
+    ) -> None:
+        """Start a call; one of the callbacks is called at its end."""
+        self._pool.apply_async(function, args, callback=callback, error_callback=error_callback)
+
+    def close(self) -> None:
+        """Have the processes end, as all calls have ended."""
+        self._pool.close()
+
+    def join(self) -> None:
+        """Wait for the end of the processes."""
+        self._pool.join()
+
+    def terminate(self) -> None:
+        """Kill the processes."""
+        self._pool.terminate()
+        self._pool.join()
 
 
 class _SubmittedCall:
@@ -238,12 +283,13 @@ def _call_on_cores(
     kwargs: dict[str, Any],
 ) -> tuple[float, Any]:
     """Call a function in a worker, on some CPUs; return the seconds that it took, and its value."""
-    _move_to(cpus, num_threads)
+    _move_to(cpus)
     if not _workers_that_are_set_up:
         _workers_that_are_set_up.append(os.getpid())
         from cputrain import setup
 
-        setup(**settings)
+        setup(**{"threads": num_threads, **settings})
+    _set_threads(num_threads)
     started_at = time.perf_counter()
     value = fn(*args, **kwargs)
     return time.perf_counter() - started_at, value
@@ -253,14 +299,18 @@ _workers_that_are_set_up: list[int] = []
 """This process, once `setup` has been called in it."""
 
 
-def _move_to(cpus: tuple[int, ...], num_threads: int) -> None:
-    """Have all threads of this process run on some CPUs, and operators use that many threads."""
-    if hasattr(os, "sched_setaffinity"):
+def _move_to(cpus: tuple[int, ...]) -> None:
+    """Have all threads of this process run on some CPUs; none stands for any."""
+    if cpus and hasattr(os, "sched_setaffinity"):
         for thread in os.listdir("/proc/self/task"):
             try:
                 os.sched_setaffinity(int(thread), cpus)
             except ProcessLookupError:  # it has ended meanwhile
                 continue
+
+
+def _set_threads(num_threads: int) -> None:
+    """Have operators use that many threads."""
     if torch.get_num_threads() != num_threads:
         torch.set_num_threads(num_threads)
         from threadpoolctl import threadpool_limits
