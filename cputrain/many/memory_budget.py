@@ -68,10 +68,9 @@ class MemoryBudget:
         available = self._available_bytes(running)
         if available is None or available >= self._reserve_bytes:
             return None
-        active = [process for process in running if not process.stop_reason]
-        if not active:
-            return None
-        return max(active, key=lambda process: self._beyond(process, active))
+        if not running or any(process.stop_reason for process in running):
+            return None  # one that was stopped is about to free its memory
+        return max(running, key=lambda process: self._beyond(process, running))
 
     def _available_bytes(self, running: Sequence[JobProcess]) -> int | None:
         """Return the memory that jobs may still take; None if it is unknown."""

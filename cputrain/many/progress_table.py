@@ -73,6 +73,8 @@ def counts_text(snapshot: QueueSnapshot) -> str:
 class JobLines:
     """Progress as one line of stderr for each job that ends."""
 
+    is_live = False
+
     def __enter__(self) -> JobLines:
         return self
 
@@ -89,6 +91,8 @@ class JobLines:
 
 class JobTable:
     """Progress as a live table of running jobs, below the lines of those that have ended."""
+
+    is_live = True
 
     def __init__(self, out: Console) -> None:
         from rich.live import Live

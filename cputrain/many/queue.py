@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+from collections import Counter, deque
 
 from cputrain.errors import ResourceError
 from cputrain.many.cores_per_job import CoresPerJob, JobRate
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
     class QueueWatcher(Protocol):
         """Shows the progress of a queue."""
+
+        is_live: bool
+        """Whether it shows snapshots."""
 
         def update(self, snapshot: QueueSnapshot) -> None:
             """Show the state of the queue."""
@@ -84,6 +88,7 @@ class QueueEntry:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.state = JobState.WAITING
+        """State; the queue alone changes it, and counts the changes."""
         self.outcome: Outcome | None = None
         self.num_attempts = 0
         """Attempts that have begun and were not stopped by the queue."""
@@ -131,11 +136,17 @@ class Queue:
         self._has_new_results = False
         self.faults: list[str] = []
         """What could not be written, and the like."""
+        self._counts = Counter({JobState.WAITING: len(self.entries)})
+        self._waiting: deque[QueueEntry] = deque()
+        self._waiting_alone: deque[QueueEntry] = deque()
         for entry in self.entries:
             outcome = folder.read_outcome(entry.job)
             if outcome is not None and outcome.is_success:
-                entry.state, entry.outcome = JobState.DONE, outcome
+                self._change(entry, JobState.DONE)
+                entry.outcome = outcome
                 entry.is_from_before = True
+            else:
+                self._waiting.append(entry)
 
     @property
     def signal_number(self) -> int:
@@ -144,7 +155,12 @@ class Queue:
 
     def count(self, state: JobState) -> int:
         """Return the number of jobs in a state."""
-        return sum(entry.state is state for entry in self.entries)
+        return self._counts[state]
+
+    def _change(self, entry: QueueEntry, state: JobState) -> None:
+        self._counts[entry.state] -= 1
+        self._counts[state] += 1
+        entry.state = state
 
     def run(self) -> None:
         """Run all jobs, or those that were started before a signal to stop."""
@@ -216,11 +232,10 @@ class Queue:
             return None
         if any(process.is_alone for process in self._running):
             return None
-        waiting = [entry for entry in self.entries if entry.state is JobState.WAITING]
-        beside = next((entry for entry in waiting if not entry.is_alone), None)
-        if beside is not None:
-            return beside if self._memory.fits(beside.job, list(self._running)) else None
-        return waiting[0] if waiting and not self._running else None
+        if self._waiting:
+            entry = self._waiting[0]
+            return entry if self._memory.fits(entry.job, list(self._running)) else None
+        return self._waiting_alone[0] if self._waiting_alone and not self._running else None
 
     def _start(self, entry: QueueEntry) -> bool:
         """Start a job; return whether there were enough cores."""
@@ -238,6 +253,7 @@ class Queue:
         cores = allocator.take(min(count, allocator.num_cores))
         if cores is None:
             return False
+        (self._waiting_alone if entry.is_alone else self._waiting).popleft()
         entry.num_attempts += 1
         self._folder.forget(entry.job)
         try:
@@ -256,7 +272,7 @@ class Queue:
             return True
         self._cores_per_job.started(len(cores))
         self._running[process] = entry
-        entry.state = JobState.RUNNING
+        self._change(entry, JobState.RUNNING)
         return True
 
     def _look(self) -> None:
@@ -269,7 +285,8 @@ class Queue:
         excess = self._memory.excess(list(self._running))
         if excess is not None:
             excess.stop(signal.SIGTERM, MEMORY_GRACE_S, MEMORY)
-        self._watcher.update(self._snapshot())
+        if self._watcher.is_live:
+            self._watcher.update(self._snapshot())
         now = time.monotonic()
         if self._has_new_results and now >= self._results_at:
             self._results_at = now + RESULTS_INTERVAL_S
@@ -303,16 +320,19 @@ class Queue:
             outcome.exit_code == KILLED and not outcome.reason
         )
         if outcome.is_success:
-            entry.state = JobState.DONE
+            self._change(entry, JobState.DONE)
         elif outcome.reason == INTERRUPTED:
-            entry.state = JobState.WAITING
+            self._change(entry, JobState.WAITING)
         elif was_killed and not entry.is_alone and len(self.entries) > 1:
-            entry.state, entry.is_alone = JobState.WAITING, True
+            self._change(entry, JobState.WAITING)
+            entry.is_alone = True
             entry.num_attempts -= 1
+            self._waiting_alone.append(entry)
         elif entry.num_attempts <= entry.job.retries:
-            entry.state = JobState.WAITING
+            self._change(entry, JobState.WAITING)
+            (self._waiting_alone if entry.is_alone else self._waiting).append(entry)
         else:
-            entry.state = JobState.FAILED
+            self._change(entry, JobState.FAILED)
         if entry.state in (JobState.DONE, JobState.FAILED):
             self._has_new_results = True
             try:

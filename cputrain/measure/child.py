@@ -54,12 +54,15 @@ def start_process(
     )
 
 
-def run_case(module: str, request: dict[str, Any]) -> dict[str, Any]:
+def run_case(
+    module: str, request: dict[str, Any], *, timeout_s: float | None = None
+) -> dict[str, Any]:
     """Run `python -m module` with a JSON request and return its JSON answer.
 
     Args:
         module: Name of a package whose `__main__` runs one benchmark case.
         request: Passed as JSON in the last argument.
+        timeout_s: Seconds after which it is killed; TIMEOUT_S by default.
 
     Raises:
         CaseFailedError: The process timed out or did not exit with code 0.
@@ -70,11 +73,11 @@ def run_case(module: str, request: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         process = start_process(command, stdout, stderr)
         try:
-            process.wait(TIMEOUT_S)
+            process.wait(timeout_s or TIMEOUT_S)
         except BaseException as error:
             kill_process_group(process)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise CaseFailedError(f"no exit within {TIMEOUT_S:g} s") from None
+                raise CaseFailedError(f"no exit within {timeout_s or TIMEOUT_S:.0f} s") from None
             raise
         lines = {file: _read_lines(file) for file in (stdout, stderr)}
     if process.returncode:

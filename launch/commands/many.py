@@ -110,6 +110,11 @@ def main(argv: Sequence[str]) -> int:
     parsed = COMMAND.read(argv)
     if parsed is None:
         return 0
+    if sys.platform != "linux":
+        raise UsageError(
+            "cputrain many", "needs Linux", found=sys.platform,
+            do="Use cputrain launch for one training at a time.",
+        )  # fmt: skip
     jobs, folder_path = _read_jobs(parsed)
     _check_jobs(jobs)
     machine = read_machine(RootSource(), detail=False)

@@ -65,6 +65,8 @@ def test_cases_have_titles_and_steps() -> None:
 def test_mistakes_are_told() -> None:
     with pytest.raises(NotFound, match="the case none"):
         compare_many(["none"])
+    with pytest.raises(NotFound, match="the way none"):
+        compare_many(["mlp"], ways=["none"])
 
 
 def test_the_comparison_loads_no_torch() -> None:
@@ -80,7 +82,7 @@ def test_the_command_has_json(
 
     monkeypatch.setattr(
         comparison, "compare_case",
-        lambda name, steps, *_: summarise(name, steps, runs(in_turn=2.0, many=1.0), {}),
+        lambda name, _, steps, *__: summarise(name, steps, runs(in_turn=2.0, many=1.0), {}),
     )  # fmt: skip
     assert main(["many", "ppo", "--trainings", "2", "--rounds", "1", "--quick", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

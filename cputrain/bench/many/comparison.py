@@ -74,13 +74,23 @@ class ManyComparison(Record):
     """Results, in the order of execution."""
 
 
+SLOWEST = 2.0
+"""Multiple of the time of trainings one after another after which a way is given up."""
+
+
 def compare_many(
-    names: Sequence[str] = (), *, num_jobs: int = 8, rounds: int = 3, quick: bool = False
+    names: Sequence[str] = (),
+    *,
+    ways: Sequence[str] = (),
+    num_jobs: int = 8,
+    rounds: int = 3,
+    quick: bool = False,
 ) -> ManyComparison:
     """Run the named cases, by default all, and print progress on stderr.
 
     Args:
         names: Keys of `CASES`.
+        ways: Keys of `WAYS`, all by default; those one after another come first in any case.
         num_jobs: Trainings in each case.
         rounds: Number of rounds.
         quick: Whether to take few steps, without meaningful timings.
@@ -89,8 +99,9 @@ def compare_many(
         NotFound: There is no such case.
         CputrainError: A way of this package, or plain python, failed.
     """
+    ways = tuple(dict.fromkeys(("in turn", *select_names(ways, WAYS, "way"))))
     results = [
-        compare_case(name, 5 if quick else STEPS[name], num_jobs, rounds)
+        compare_case(name, ways, 5 if quick else STEPS[name], num_jobs, rounds)
         for name in select_names(names, CASES, "case")
     ]
     return ManyComparison(
@@ -101,26 +112,31 @@ def compare_many(
     )
 
 
-def compare_case(name: str, steps: int, num_jobs: int, rounds: int) -> ManyCaseResult:
-    """Run a case in all ways, interleaved; a way of others that fails is left out."""
+def compare_case(
+    name: str, ways: Sequence[str], steps: int, num_jobs: int, rounds: int
+) -> ManyCaseResult:
+    """Run a case in some ways, interleaved; one of others that fails or takes long is left out."""
     from importlib.util import find_spec
 
     left_out = {way: "it is not installed" for way in ("joblib", "ray") if find_spec(way) is None}
-    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS if way not in left_out}
+    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways if way not in left_out}
+    timeout_s = None
     for round_index, way in interleaved(list(runs), rounds):
         if way in left_out:
             continue
         request = {"way": way, "network": name, "jobs": num_jobs, "steps": steps}
         try:
-            run = run_case("cputrain.bench.many", request)
+            run = run_case("cputrain.bench.many", request, timeout_s=timeout_s)
         except CaseFailedError as error:
             if way in (*OURS, "in turn"):
                 raise CputrainError(
                     f"{WAYS[way]} in {name}", "must run the case", found=str(error)
                 ) from error
             left_out[way] = str(error)
+            print(f"{name}: {way}: {error}", file=sys.stderr)
             continue
         runs[way].append(run)
+        timeout_s = timeout_s or SLOWEST * run["seconds"] + 60
         print(
             f"{name}: round {round_index + 1} of {rounds}, {way}: {run['seconds']:.3g} s",
             file=sys.stderr,
