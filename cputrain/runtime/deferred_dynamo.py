@@ -48,9 +48,11 @@ def defer_dynamo(torch: ModuleType) -> None:
             setattr(function, EXEMPT, function)
             _exempt.append(function)
     decorator = getattr(sys.modules[optimizer.__module__], "_use_grad_for_differentiable", None)
-    original = None if decorator is None else decorator(lambda: None).__code__
-    replacement = None if decorator is None else _without_needless(decorator.__code__, original)
-    if original is None or replacement is None:
+    if decorator is None:
+        return
+    original: CodeType = decorator(lambda: None).__code__
+    replacement = _without_needless(decorator.__code__, original)
+    if replacement is None:
         return
     for kind in _subclasses(optimizer):
         step = vars(kind).get("step")

@@ -144,8 +144,8 @@ def _read_jobs(parsed: Parsed) -> tuple[list[Job], str]:
     grids = [*parsed.all("--grid"), *behind.all("--grid")]
     axes: dict[str, tuple[str, ...]] = {}
     for text in grids:
-        name, values = read_axis(text, "--grid")
-        axes[name] = (*axes.get(name, ()), *values)
+        name, choices = read_axis(text, "--grid")
+        axes[name] = (*axes.get(name, ()), *choices)
     values = {**parsed.values, **behind.values}
     defaults = JobDefaults(
         axes=axes,

@@ -38,7 +38,7 @@ def ppo(steps: int) -> float:
         loss.backward()
         nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
         optimizer.step()
-    return loss.item()
+    return float(loss)
 
 
 def mlp(steps: int) -> float:
@@ -70,7 +70,8 @@ def tabular(steps: int) -> float:
             )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.layers(x)
+            branch: torch.Tensor = self.layers(x)
+            return x + branch
 
     class Table(nn.Module):
         def __init__(self) -> None:
@@ -82,7 +83,8 @@ def tabular(steps: int) -> float:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             categories = self.embed(x[:, 20:].abs().mul(300).long().clamp(max=999)).flatten(1)
-            return self.layers(torch.cat([x[:, :20], categories], 1))
+            outputs: torch.Tensor = self.layers(torch.cat([x[:, :20], categories], 1))
+            return outputs
 
     return _fit(Table(), _data(50_000, 28), steps)
 
@@ -108,11 +110,11 @@ def _fit(model: nn.Module, dataset: TensorDataset, steps: int) -> float:
         for x, targets in loader:
             loss = F.cross_entropy(model(x), targets)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             steps -= 1
             if not steps:
-                return loss.item()
+                return float(loss)
 
 
 NETWORKS = {"ppo": ppo, "mlp": mlp, "cnn": cnn, "tabular": tabular, "data": data}
