@@ -13,7 +13,7 @@ import pytest
 FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 
-IMPORTS_US = {"byte_patterns"}
+IMPORTS_US = {"byte_patterns", "search"}
 """Shows `fill`, which nothing in torch can stand for; the others run without cputrain installed."""
 
 

@@ -77,7 +77,7 @@ def run_case(
         except BaseException as error:
             kill_process_group(process)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise CaseFailedError(f"no exit within {timeout_s or TIMEOUT_S:.0f} s") from None
+                raise CaseFailedError(f"no exit within {timeout_s or TIMEOUT_S:g} s") from None
             raise
         lines = {file: _read_lines(file) for file in (stdout, stderr)}
     if process.returncode:

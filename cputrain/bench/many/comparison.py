@@ -136,7 +136,7 @@ def compare_case(
             print(f"{name}: {way}: {error}", file=sys.stderr)
             continue
         runs[way].append(run)
-        timeout_s = timeout_s or SLOWEST * run["seconds"] + 60
+        timeout_s = timeout_s or round(SLOWEST * run["seconds"] + 60)
         print(
             f"{name}: round {round_index + 1} of {rounds}, {way}: {run['seconds']:.3g} s",
             file=sys.stderr,
