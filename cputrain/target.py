@@ -37,6 +37,12 @@ class Target(Record):
     arguments: tuple[str, ...]
     """Arguments of the target."""
 
+    @property
+    def launch_words(self) -> tuple[str, ...]:
+        """Words that stand behind the options of `cputrain launch` to run this target."""
+        switches = {TargetKind.MODULE: ("-m",), TargetKind.COMMAND: ("--cmd", "--")}
+        return (*switches.get(self.kind, ()), self.name, *self.arguments)
+
     def argv(self, python_arguments: Sequence[str]) -> tuple[str, ...]:
         """Return the complete command line."""
         if self.kind is TargetKind.COMMAND:

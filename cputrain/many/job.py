@@ -126,11 +126,6 @@ class Outcome(Record):
         return self.exit_code == 0 and not self.reason
 
 
-def exit_code_of(status: int) -> int:
-    """Return the exit code that shells report for the status of `subprocess` or `os.wait`."""
-    return status if status >= 0 else 128 - status
-
-
 def is_python(target: Target) -> bool:
     """Return whether a target is run by this interpreter."""
     return target.kind is not TargetKind.COMMAND

@@ -124,11 +124,9 @@ class JobProcess:
 
     def _command(self, launch_options: Sequence[str]) -> list[str]:
         """Return the command line of `cputrain launch` for the job."""
-        target = self.job.target
-        kind = {"module": ["-m"], "command": ["--cmd", "--"]}.get(str(target.kind), [])
         # -P: modules of the working folder must not shadow those that the launcher imports
         launch = [sys.executable, "-P", "-m", "cputrain.launch", "launch", *launch_options]
-        return [*launch, *kind, target.name, *target.arguments]
+        return [*launch, *self.job.target.launch_words]
 
     def _environment(self, progress_path: str) -> dict[str, str]:
         environment = {**os.environ, **self.job.variables, PROGRESS: progress_path}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from shlex import join, quote
@@ -72,7 +71,6 @@ def submit(
     text = batch_file(jobs, numbers, [each for each in outcomes if each], folder.path, words, cores)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
-    os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
     done = subprocess.run(
         [sbatch, "--parsable", *options, path], capture_output=True, text=True, check=False
     )

@@ -219,10 +219,9 @@ class JobSupervisor:
             "cores": self._request["cores"],
             "attempts": self._request["attempt"],
             "reason": self._reason,
-            "ended_at": time.time(),
         }
         if not self._reason:
-            outcome["save_error"] = self._save(outcome)
+            self._save(outcome)
         if not self._is_queue_gone:
             try:
                 os.write(self._answers_fd, json.dumps(outcome).encode() + b"\n")
@@ -236,8 +235,11 @@ class JobSupervisor:
         except OSError:
             return 0
 
-    def _save(self, outcome: dict[str, Any]) -> str:
-        """Write the outcome so that it is there whole or not at all; return why it is not."""
+    def _save(self, outcome: dict[str, Any]) -> None:
+        """Write the outcome so that it is there whole or not at all.
+
+        The queue, if it still runs, writes it again, and tells why it cannot be written.
+        """
         path = self._request["outcome"]
         temporary = f"{path}.{os.getpid()}"
         try:
@@ -246,9 +248,8 @@ class JobSupervisor:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-        except OSError as error:
-            return str(error.strerror or error)
-        return ""
+        except OSError:
+            return
 
 
 def _signal(pid: int, number: int) -> None:

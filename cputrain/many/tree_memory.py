@@ -6,6 +6,7 @@ import os
 import time
 
 from cputrain.record import Record
+from cputrain.runtime.process_tree import read_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ def children_by_parent() -> dict[int, list[int]]:
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdecimal():
             try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    parent = int(file.read().rpartition(b")")[2].split()[1])
+                parent, _ = read_process(int(name))
             except OSError:  # it has ended meanwhile
                 continue
             children.setdefault(parent, []).append(int(name))

@@ -20,7 +20,6 @@ import struct
 import sys
 from contextlib import contextmanager
 
-from cputrain.machine.source import RootSource
 from cputrain.runtime.memory_pressure import MemoryPressure
 from cputrain.variables import COMMON_DATA
 
@@ -85,7 +84,7 @@ class CommonData:
         self._libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
         self._mapped: dict[int, int] = {}
         """Size of the mapped pages by their address."""
-        self._pressure = MemoryPressure(RootSource())
+        self._pressure = MemoryPressure()
 
     def share(self, owner: Any) -> int:
         """Map the large tensors and arrays of an object; return the bytes that are mapped anew.

@@ -250,17 +250,13 @@ def _launch_command(script: Script, options: Sequence[str]) -> list[str]:
     """Return the command line of `cputrain launch` for the script with these options."""
     from shlex import join
 
-    target = script.target
-    kind = {"module": ["-m"], "command": ["--cmd", "--"]}.get(str(target.kind), [])
     python = ["--python-args", join(script.python)] if script.python else []
     # -P: modules of the working folder must not shadow those that the launcher imports
     return [
         *(sys.executable, "-P", "-m", "cputrain.launch", "launch", "--quiet"),
         *options,
         *python,
-        *kind,
-        target.name,
-        *target.arguments,
+        *script.target.launch_words,
     ]
 
 

@@ -248,8 +248,7 @@ def _print_commands(jobs: Sequence[Job]) -> None:
 
     for job in jobs:
         variables = [f"{name}={quote(value)}" for name, value in job.variables.items()]
-        kind = {"module": ["-m"], "command": ["--cmd", "--"]}.get(str(job.target.kind), [])
-        command = join(["cputrain", "launch", *kind, job.target.name, *job.target.arguments])
+        command = join(["cputrain", "launch", *job.target.launch_words])
         print(" ".join([*variables, command]))
 
 

@@ -18,7 +18,7 @@ from cputrain.many.slurm import batch_file, submit
 from cputrain.target import Target, TargetKind
 from tests.launch.programs import script
 from tests.many.test_queue import many, results
-from tests.ranks.slurm import Cluster, NoClusterError, lacks
+from tests.ranks.slurm import Cluster, running_cluster
 
 TRAIN = Target(kind=TargetKind.SCRIPT, name="x.py", arguments=())
 
@@ -76,14 +76,7 @@ def test_a_refusal_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if lacks():
-        pytest.skip(f"needs Slurm; there is no {lacks()}")
-    try:
-        cluster = Cluster(tmp_path_factory.mktemp("slurm"))
-    except NoClusterError as error:
-        pytest.skip(f"needs Slurm; {error}")
-    yield cluster
-    cluster.close()
+    yield from running_cluster(tmp_path_factory)
 
 
 def test_an_array_of_six_tasks_runs_every_job_once(tmp_path: Path, slurm: Cluster) -> None:

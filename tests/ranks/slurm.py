@@ -7,6 +7,9 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+
+import pytest
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 
@@ -46,6 +49,18 @@ def lacks() -> str:
 
 class NoClusterError(Exception):
     """It cannot be had."""
+
+
+def running_cluster(factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Yield a cluster, for a fixture; skip the test where there can be none."""
+    if lacks():
+        pytest.skip(f"needs Slurm; there is no {lacks()}")
+    try:
+        cluster = Cluster(factory.mktemp("slurm"))
+    except NoClusterError as error:
+        pytest.skip(f"needs Slurm; {error}")
+    yield cluster
+    cluster.close()
 
 
 class Cluster:

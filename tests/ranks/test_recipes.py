@@ -14,7 +14,7 @@ from cputrain.launch import cluster
 from cputrain.launch.commands.launch import COMMAND
 from cputrain.launch.options import parse
 from tests.launch.programs import environment, plain
-from tests.ranks.slurm import Cluster, NoClusterError, lacks
+from tests.ranks.slurm import running_cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,14 +25,7 @@ RANKS = str(ROOT / "examples" / "ranks.py")
 
 @pytest.fixture
 def slurm(tmp_path_factory):
-    if lacks():
-        pytest.skip(f"needs Slurm; there is no {lacks()}")
-    try:
-        made = Cluster(tmp_path_factory.mktemp("slurm"))
-    except NoClusterError as error:
-        pytest.skip(f"needs Slurm; {error}")
-    yield made
-    made.close()
+    yield from running_cluster(tmp_path_factory)
 
 
 def test_slurm_runs_a_job_of_two_tasks(tmp_path, slurm):
