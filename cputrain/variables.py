@@ -17,6 +17,9 @@ TRIAL = "CPUTRAIN_TRIAL"
 PROGRESS = "CPUTRAIN_PROGRESS"
 """File in which a job of `cputrain many` counts its optimizer steps."""
 
+STACK = "CPUTRAIN_STACK"
+"""File with the arguments of all jobs that one process of `cputrain many` is to train."""
+
 COMMON_DATA = "CPUTRAIN_COMMON_DATA"
 """File in memory in which jobs of `cputrain many` store data that several of them have."""
 

@@ -13,8 +13,8 @@ import pytest
 FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 
-IMPORTS_US = {"byte_patterns", "search"}
-"""Shows `fill`, which nothing in torch can stand for; the others run without cputrain installed."""
+IMPORTS_US = {"byte_patterns", "search", "seeds"}
+"""Show what nothing in torch can stand for; the others run without cputrain installed."""
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

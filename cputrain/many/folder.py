@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 SUBFOLDERS = ("logs", "outcomes", "progress")
 
-COLUMNS = ("state", "exit_code", "elapsed_s", "steps", "peak_bytes", "cores", "attempts", "error")
+COLUMNS = ("state", "exit_code", "elapsed_s", "steps", "peak_bytes", "cores", "attempts", "stacked",
+           "error")  # fmt: skip
 """Columns of results.csv between the parameters and what the jobs printed."""
 
 
@@ -111,9 +112,26 @@ class Folder:
             return None
         if "result" not in document:  # the queue ended before it read the job's output
             outcome = outcome.replace(
-                **last_result(self.log(job), has_failed=not outcome.is_success)
+                **last_result(
+                    self.log(job),
+                    has_failed=not outcome.is_success,
+                    stacked=outcome.stacked,
+                    place=outcome.place,
+                )
             )
         return outcome
+
+    def stack(self, job: Job) -> str:
+        """Return the path of the arguments of all jobs that one process is to train."""
+        return f"{self.progress(job)}.stack"
+
+    def share_log(self, first: Job, job: Job) -> None:
+        """Let a job's output be that of another, whose process trains it, too.
+
+        Raises:
+            OSError: The file system has no links.
+        """
+        os.link(self.log(first), self.log(job))
 
     def forget(self, job: Job) -> None:
         """Remove a job's outcome and output, before it is started again."""
@@ -183,6 +201,7 @@ def result_row(job: Job, outcome: Outcome) -> dict[str, Any]:
         "peak_bytes": outcome.peak_bytes,
         "cores": outcome.cores,
         "attempts": outcome.attempts,
+        "stacked": outcome.stacked,
         "error": outcome.reason or outcome.error,
         "result": outcome.result,
     }

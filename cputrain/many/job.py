@@ -111,6 +111,12 @@ class Outcome(Record):
     attempts: int = 1
     """Number of the attempt."""
 
+    stacked: int = 1
+    """Number of jobs that its process trained."""
+
+    place: int = 0
+    """Place of this job among them, from 0."""
+
     reason: str = ""
     """Why it was stopped from outside; empty if it ended by itself."""
 

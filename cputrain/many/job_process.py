@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 from cputrain.errors import ResourceError
 from cputrain.many import supervisor
 from cputrain.many.cores_per_job import JobRate
+from cputrain.many.in_script import taken_path
 from cputrain.many.job import Outcome, is_python
 from cputrain.many.output import last_result
+from cputrain.many.stacks import merged
 from cputrain.runtime.job_progress import ProgressReader, create_progress
-from cputrain.variables import COMMON_DATA, PROGRESS
+from cputrain.variables import COMMON_DATA, PROGRESS, STACK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,10 +40,10 @@ SUPERVISOR_KILLED = "its supervisor was killed"
 
 
 class JobProcess:
-    """A job with its supervisor.
+    """A job with its supervisor, or several jobs that one process of their script trains.
 
     Args:
-        job: The job.
+        jobs: The job, or those of one process.
         folder: Where its files are.
         cores: Logical CPUs of each core that it runs on.
         attempt: Number of the attempt, from 1.
@@ -54,7 +57,7 @@ class JobProcess:
 
     def __init__(
         self,
-        job: Job,
+        jobs: Sequence[Job],
         folder: Folder,
         cores: Sequence[Cpus],
         *,
@@ -63,7 +66,9 @@ class JobProcess:
         common_data: str = "",
         is_alone: bool = False,
     ) -> None:
-        self.job = job
+        self.jobs = tuple(jobs)
+        self.job = merged(jobs)
+        """What its process is, by its name and needs."""
         self.cores = tuple(cores)
         self.attempt = attempt
         self.is_alone = is_alone
@@ -75,30 +80,33 @@ class JobProcess:
         """Largest memory so far."""
         self.stop_reason = ""
         """Why the queue has stopped it; empty while it has not."""
-        self.log = folder.log(job)
+        self.log = folder.log(jobs[0])
         self._first_timed: tuple[float, int] | None = None
         self._buffer = b""
         try:
             self._start(folder, launch_options)
         except OSError as error:
-            raise ResourceError.of(error, f"the job {job.name}", "could not be started") from None
+            what = f"the job {self.job.name}"
+            raise ResourceError.of(error, what, "could not be started") from None
 
     def _start(self, folder: Folder, launch_options: Sequence[str]) -> None:
-        path = folder.progress(self.job)
+        first = self.jobs[0]
+        path = folder.progress(first)
+        stack = self._write_stack(folder) if len(self.jobs) > 1 else ""
         create_progress(path)
         self._progress = ProgressReader(path)
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         try:
             request = {
-                "key": self.job.key,
                 "command": self._command(launch_options),
                 "cpus": sorted(cpu for core in self.cores for cpu in core),
                 "cores": len(self.cores),
                 "attempt": self.attempt,
                 "timeout_s": self.job.timeout_s,
                 "log": self.log,
-                "outcome": folder.outcome(self.job),
+                "outcomes": [(job.key, folder.outcome(job)) for job in self.jobs],
+                "taken": taken_path(stack),
                 "progress": path,
                 "requests_fd": requests,
                 "answers_fd": answers,
@@ -109,7 +117,7 @@ class JobProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=self._environment(path),
+                env=self._environment(path, stack),
                 pass_fds=(requests, answers),
                 start_new_session=True,
             )
@@ -128,8 +136,24 @@ class JobProcess:
         launch = [sys.executable, "-P", "-m", "cputrain.launch", "launch", *launch_options]
         return [*launch, *self.job.target.launch_words]
 
-    def _environment(self, progress_path: str) -> dict[str, str]:
+    def _write_stack(self, folder: Folder) -> str:
+        """Write the arguments of all jobs for the script, and let them have one log."""
+        first, *others = self.jobs
+        with open(folder.log(first), "ab"):
+            pass
+        for job in others:
+            folder.share_log(first, job)
+        path = folder.stack(first)
+        with suppress(FileNotFoundError):
+            os.unlink(taken_path(path))
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump([job.target.arguments for job in self.jobs], file)
+        return path
+
+    def _environment(self, progress_path: str, stack: str) -> dict[str, str]:
         environment = {**os.environ, **self.job.variables, PROGRESS: progress_path}
+        if stack:
+            environment[STACK] = stack
         if self._common_data:
             environment[COMMON_DATA] = self._common_data
         if is_python(self.job.target):
@@ -172,7 +196,10 @@ class JobProcess:
             return
 
     def read_answer(self) -> Outcome | None:
-        """Read from the supervisor; return the outcome once the job has ended."""
+        """Read from the supervisor; return the outcome once the process has ended.
+
+        It is that of the first job; `outcome_of` has those of the others.
+        """
         data = os.read(self._answers, 65536)
         self._buffer += data
         if b"\n" not in self._buffer and data:
@@ -190,9 +217,17 @@ class JobProcess:
             cores=len(self.cores),
             attempts=self.attempt,
             reason=document.get("reason", SUPERVISOR_KILLED),
+            stacked=document.get("stacked", len(self.jobs)),
         )
         self._close()
-        return outcome.replace(**last_result(self.log, has_failed=not outcome.is_success))
+        return self.outcome_of(0, outcome)
+
+    def outcome_of(self, place: int, outcome: Outcome) -> Outcome:
+        """Return the outcome of one of the process's jobs, with what was printed for it."""
+        values = last_result(
+            self.log, has_failed=not outcome.is_success, stacked=outcome.stacked, place=place
+        )
+        return outcome.replace(place=place, **values)
 
     def _close(self) -> None:
         os.close(self._requests)

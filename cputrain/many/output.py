@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from itertools import islice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 TAIL_BYTES = 65536
@@ -44,6 +46,23 @@ def last_values(lines: list[str]) -> dict[str, Any]:
 
     A number counts only in the last line: further up it may be anything.
     """
+    for values in _objects(lines):
+        return values
+    for line in reversed(lines):
+        if match := _LOSS.search(line):
+            return {"loss": float(match[1])}
+    numbers = _ANY_NUMBER.findall(lines[-1]) if lines else []
+    return {"loss": float(numbers[-1])} if numbers else {}
+
+
+def values_of_each(lines: list[str], num_jobs: int) -> list[dict[str, Any]]:
+    """Return the values of the last JSON objects, one for each job; empty if there are too few."""
+    objects = list(islice(_objects(lines), num_jobs))
+    return objects[::-1] if len(objects) == num_jobs else [{}] * num_jobs
+
+
+def _objects(lines: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the values of each line that is a JSON object, the last one first."""
     for line in reversed(lines):
         if line.startswith("{") and line.endswith("}"):
             try:
@@ -51,16 +70,11 @@ def last_values(lines: list[str]) -> dict[str, Any]:
             except (ValueError, RecursionError):
                 continue
             if isinstance(values, dict):
-                return {
+                yield {
                     str(name): value
                     for name, value in values.items()
                     if isinstance(value, str | int | float | bool) or value is None
                 }
-    for line in reversed(lines):
-        if match := _LOSS.search(line):
-            return {"loss": float(match[1])}
-    numbers = _ANY_NUMBER.findall(lines[-1]) if lines else []
-    return {"loss": float(numbers[-1])} if numbers else {}
 
 
 def last_error(lines: list[str]) -> str:
@@ -69,10 +83,11 @@ def last_error(lines: list[str]) -> str:
     return (error or (lines[-1] if lines else "it printed nothing"))[:MAX_ERROR]
 
 
-def last_result(path: str, *, has_failed: bool) -> dict[str, Any]:
+def last_result(path: str, *, has_failed: bool, stacked: int = 1, place: int = 0) -> dict[str, Any]:
     """Return the fields `result` and `error` of an outcome."""
     lines = last_lines(path)
+    values = last_values(lines) if stacked == 1 else values_of_each(lines, stacked)[place]
     return {
-        "result": {} if has_failed else last_values(lines),
+        "result": {} if has_failed else values,
         "error": last_error(lines) if has_failed else "",
     }

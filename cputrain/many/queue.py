@@ -7,6 +7,7 @@ import select
 import signal
 import time
 from collections import Counter, deque
+from itertools import islice
 
 from cputrain.errors import ResourceError
 from cputrain.many.cores_per_job import CoresPerJob, JobRate
@@ -16,6 +17,7 @@ from cputrain.many.job_process import SUPERVISOR_KILLED, JobProcess
 from cputrain.many.orphans import adopt_orphans, kill_orphans
 from cputrain.many.output import last_lines, last_values
 from cputrain.many.snapshot import QueueSnapshot, RunningJob, TimeLeft
+from cputrain.many.stacks import read_rule
 from cputrain.many.tree_memory import TreeMemorySampler
 from cputrain.record import Record
 from cputrain.runtime.common_data import create_common_data
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from cputrain.many.folder import Folder
     from cputrain.many.job import Job
     from cputrain.many.memory_budget import MemoryBudget
+    from cputrain.many.stacks import StackRule
 
     class QueueWatcher(Protocol):
         """Shows the progress of a queue."""
@@ -48,6 +51,9 @@ TICK_S = 0.2
 
 RESULTS_INTERVAL_S = 2.0
 """Least seconds between two writes of the result files."""
+
+MAX_STACKED = 64
+"""Largest number of jobs in one process, whatever its script allows."""
 
 INTERRUPT_GRACE_S = 10.0
 """Seconds that jobs get to end after Ctrl-C."""
@@ -94,6 +100,8 @@ class QueueEntry:
         """Attempts that have begun and were not stopped by the queue."""
         self.is_alone = False
         """Whether it is started when nothing else runs."""
+        self.is_stackable = True
+        """Whether it may be started with others in one process, if its script can do that."""
         self.is_from_before = False
         """Whether an earlier run has done it."""
 
@@ -128,7 +136,8 @@ class Queue:
         self._cores_per_job = CoresPerJob(allocator.num_cores)
         self._time_left = TimeLeft()
         self._sampler = TreeMemorySampler()
-        self._running: dict[JobProcess, QueueEntry] = {}
+        self._stack_rules: dict[tuple[str, str], StackRule | None] = {}
+        self._running: dict[JobProcess, list[QueueEntry]] = {}
         self._signals: list[int] = []
         self._common_data = create_common_data()
         self._started_at = time.monotonic()
@@ -222,9 +231,44 @@ class Queue:
 
     def _start_jobs(self) -> None:
         """Start jobs while there are cores and memory for them."""
+        num_processes = min(
+            self._allocator.num_cores // (self._options.cores or 1),
+            self._options.max_running or len(self.entries),
+        )
+        share = -(-self.count(JobState.WAITING) // max(1, num_processes))
         while entry := self._next_entry():
-            if not self._start(entry):
+            if not self._start(self._stack_of(entry, share)):
                 return
+
+    def _stack_of(self, entry: QueueEntry, share: int) -> list[QueueEntry]:
+        """Return the jobs that run in one process with a waiting one, itself included.
+
+        Args:
+            entry: The job.
+            share: Jobs for each process if all are started now: more would leave cores idle.
+        """
+        rule = self._stack_rule(entry)
+        if rule is None:
+            return [entry]
+        fixed = rule.fixed(entry.job)
+        entries = (
+            each
+            for each in self._waiting
+            if each.is_stackable
+            and self._stack_rule(each) == rule
+            and rule.fixed(each.job) == fixed
+        )
+        return list(islice(entries, max(1, min(rule.at_most, share, MAX_STACKED))))
+
+    def _stack_rule(self, entry: QueueEntry) -> StackRule | None:
+        """Return which jobs may run in one process with a job; None if none may."""
+        if entry.is_alone or not entry.is_stackable:
+            return None
+        target = entry.job.target
+        key = (str(target.kind), target.name)
+        if key not in self._stack_rules:
+            self._stack_rules[key] = read_rule(target)
+        return self._stack_rules[key]
 
     def _next_entry(self) -> QueueEntry | None:
         """Return the next job to start; None if it must wait for those that run."""
@@ -237,8 +281,9 @@ class Queue:
             return entry if self._memory.fits(entry.job, list(self._running)) else None
         return self._waiting_alone[0] if self._waiting_alone and not self._running else None
 
-    def _start(self, entry: QueueEntry) -> bool:
-        """Start a job; return whether there were enough cores."""
+    def _start(self, entries: list[QueueEntry]) -> bool:
+        """Start a job, or several in one process; return whether there were enough cores."""
+        entry = entries[0]
         allocator = self._allocator
         num_waiting = self.count(JobState.WAITING)
         limit = self._options.max_running
@@ -253,12 +298,13 @@ class Queue:
         cores = allocator.take(min(count, allocator.num_cores))
         if cores is None:
             return False
-        (self._waiting_alone if entry.is_alone else self._waiting).popleft()
-        entry.num_attempts += 1
-        self._folder.forget(entry.job)
+        for each in entries:
+            (self._waiting_alone if each.is_alone else self._waiting).remove(each)
+            each.num_attempts += 1
+            self._folder.forget(each.job)
         try:
             process = JobProcess(
-                entry.job,
+                [each.job for each in entries],
                 self._folder,
                 cores,
                 attempt=entry.num_attempts,
@@ -268,12 +314,25 @@ class Queue:
             )
         except ResourceError as error:
             allocator.release(cores)
-            self._end(entry, Outcome(exit_code=125, elapsed_s=0.0, error=str(error)))
+            outcome = Outcome(exit_code=125, elapsed_s=0.0, error=str(error))
+            if len(entries) > 1:
+                self._unstack(entries)
+            else:
+                self._end(entry, outcome)
             return True
         self._cores_per_job.started(len(cores))
-        self._running[process] = entry
-        self._change(entry, JobState.RUNNING)
+        self._running[process] = entries
+        for each in entries:
+            self._change(each, JobState.RUNNING)
         return True
+
+    def _unstack(self, entries: list[QueueEntry]) -> None:
+        """Let jobs that were to share a process wait for one of their own."""
+        for entry in entries:
+            entry.is_stackable = False
+            entry.num_attempts -= 1
+            self._change(entry, JobState.WAITING)
+            self._waiting.append(entry)
 
     def _look(self) -> None:
         """Measure memory, stop a job if it is nearly used up, and show the progress."""
@@ -298,7 +357,7 @@ class Queue:
         outcome = process.read_answer()
         if outcome is None:
             return
-        entry = self._running.pop(process)
+        entries = self._running.pop(process)
         if outcome.reason == SUPERVISOR_KILLED:
             kill_orphans({running.supervisor.pid for running in self._running})
         self._allocator.release(process.cores)
@@ -311,7 +370,34 @@ class Queue:
             )
         if rate is not None:
             self._cores_per_job.add(rate)
-        self._end(entry, outcome)
+        if len(entries) > 1:
+            self._end_stack(process, entries, outcome)
+        else:
+            self._end(entries[0], outcome)
+
+    def _end_stack(self, process: JobProcess, entries: list[QueueEntry], outcome: Outcome) -> None:
+        """Decide what follows the end of a process of several jobs.
+
+        If it has failed, or its script has trained the first alone, the others get processes of
+        their own.
+        """
+        if outcome.reason == INTERRUPTED:
+            done, left = entries, []
+        elif outcome.is_success:
+            done, left = entries[: outcome.stacked], entries[outcome.stacked :]
+        else:
+            done, left = [], entries
+        for place, entry in enumerate(done):
+            self._end(entry, process.outcome_of(place, outcome))
+        if outcome.is_success and outcome.stacked > 1 and not outcome.result:
+            self.faults.append(
+                f"{process.job.target.name} must print a JSON object for each of the "
+                f"{outcome.stacked} jobs of a process at its end: their results are empty"
+            )
+        if left:
+            self._unstack(left)
+        if not outcome.is_success and left:
+            self._watcher.ended(process.job, outcome, JobState.WAITING)
 
     def _end(self, entry: QueueEntry, outcome: Outcome) -> None:
         """Decide what follows the end of a job's process."""

@@ -73,7 +73,7 @@ class TimeLeft:
     def add(self, outcome: Outcome) -> None:
         """Learn from a job that has ended by itself."""
         if outcome.is_success:
-            self._core_s.append(outcome.elapsed_s * max(1, outcome.cores))
+            self._core_s.append(outcome.elapsed_s * max(1, outcome.cores) / outcome.stacked)
             if outcome.steps:
                 self._steps.append(outcome.steps)
 
@@ -81,9 +81,11 @@ class TimeLeft:
         """Return the seconds that a running job still takes; None while unknown."""
         rate = process.rate()
         if rate is not None and self._steps:
-            return max(0.0, median(self._steps) - process.steps) / rate.steps_per_s
+            left = median(self._steps) * len(process.jobs) - process.steps
+            return max(0.0, left) / rate.steps_per_s
         if self._core_s:
-            return max(0.0, median(self._core_s) / len(process.cores) - process.elapsed_s)
+            core_s = median(self._core_s) * len(process.jobs)
+            return max(0.0, core_s / len(process.cores) - process.elapsed_s)
         return None
 
     def of_queue(

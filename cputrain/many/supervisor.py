@@ -207,21 +207,28 @@ class JobSupervisor:
         return descendants
 
     def _answer(self, elapsed_s: float) -> None:
-        """Save the outcome of a job that ended by itself, and tell the queue."""
+        """Save the outcomes of jobs that ended by themselves, and tell the queue.
+
+        Those of several jobs in one process that has failed are not known: each runs again.
+        """
         status = self._status or 0
+        outcomes = self._request["outcomes"]
+        if len(outcomes) > 1 and not os.path.exists(self._request["taken"]):
+            outcomes = outcomes[:1]  # the script has trained its own job alone
         outcome = {
-            "key": self._request["key"],
             "exit_code": status if status >= 0 else 128 - status,
             "elapsed_s": elapsed_s,
             "cpu_s": self._cpu_s,
-            "steps": self._steps(),
+            "steps": self._steps() // len(outcomes),
             "peak_bytes": self._peak_bytes,
             "cores": self._request["cores"],
             "attempts": self._request["attempt"],
             "reason": self._reason,
+            "stacked": len(outcomes),
         }
-        if not self._reason:
-            self._save(outcome)
+        if not self._reason and (status == 0 or len(outcomes) == 1):
+            for place, (key, path) in enumerate(outcomes):
+                self._save(path, {**outcome, "key": key, "place": place})
         if not self._is_queue_gone:
             try:
                 os.write(self._answers_fd, json.dumps(outcome).encode() + b"\n")
@@ -235,12 +242,11 @@ class JobSupervisor:
         except OSError:
             return 0
 
-    def _save(self, outcome: dict[str, Any]) -> None:
+    def _save(self, path: str, outcome: dict[str, Any]) -> None:
         """Write the outcome so that it is there whole or not at all.
 
         The queue, if it still runs, writes it again, and tells why it cannot be written.
         """
-        path = self._request["outcome"]
         temporary = f"{path}.{os.getpid()}"
         try:
             with open(temporary, "w", encoding="utf-8") as file:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cputrain.bench.many import as_markdown, case_table, compare_many, footnote
+from cputrain.bench.many import as_markdown, case_table, compare_many, footnote, stacked_trainings
 from cputrain.bench.many.cases import CASES, OURS, STEPS, WAYS
 from cputrain.bench.many.comparison import summarise
 from cputrain.bench.many.trainings import NETWORKS, train
@@ -52,13 +52,19 @@ def test_every_way_trains_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert footnote(comparison) in page
 
 
-@pytest.mark.parametrize("network", [name for name in NETWORKS if name != "data"])
+@pytest.mark.parametrize("network", [name for name in CASES if name != "data"])
 def test_a_seed_gives_the_same_loss(network: str) -> None:
-    assert train(network, 0, 3) == train(network, 0, 3)
+    losses = [train(network, seed, 3) for seed in (0, 1)]
+    assert losses[0] == train(network, 0, 3) != losses[1]
+    if network == "ppo":
+        together = stacked_trainings.train_policies([0, 1], 3)
+    else:
+        together = stacked_trainings.train(network, [0, 1], 3)
+    assert together == pytest.approx(losses, rel=1e-4)
 
 
 def test_cases_have_titles_and_steps() -> None:
-    assert CASES.keys() == STEPS.keys() == NETWORKS.keys()
+    assert CASES.keys() == STEPS.keys() == {"ppo", *NETWORKS}
     assert set(OURS) <= WAYS.keys()
 
 

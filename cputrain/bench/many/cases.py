@@ -20,9 +20,11 @@ WAYS = {
     "joblib": "joblib.Parallel(n_jobs=-1)",
     "ray": "ray.remote(num_cpus=1)",
     "many": "cputrain many",
+    "recorded": "cputrain many --record-step=auto",
+    "stacked": "cputrain many, of a script with Stack",
     "Many": "cputrain.Many",
 }
 """Ways to run the trainings, in the order of the tables."""
 
-OURS = ("many", "Many")
+OURS = ("many", "recorded", "stacked", "Many")
 """Ways of this package."""

@@ -9,16 +9,18 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cputrain.bench.many import trainings
+from cputrain.bench.many import stacked_trainings, trainings
 from cputrain.many.tree_memory import TreeMemorySampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 SCRIPT = trainings.__file__
+STACKABLE_SCRIPT = stacked_trainings.__file__
 
 
 class MemoryLog:
@@ -102,15 +104,18 @@ def _ray(network: str, num_jobs: int, steps: int) -> list[float]:
         ray.shutdown()
 
 
-def _many(network: str, num_jobs: int, steps: int) -> list[float]:
+def _many(
+    network: str, num_jobs: int, steps: int, *, script: str = SCRIPT, options: Sequence[str] = ()
+) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         grid = f"seed=0..{num_jobs - 1}"
         words = ["--network", network, "--steps", str(steps)]
         subprocess.run(
-            [sys.executable, "-P", "-m", "cputrain.launch", "many", "--grid", grid, SCRIPT, *words],
+            [sys.executable, "-P", "-m", "cputrain.launch", "many", *options, "--folder=results",
+             "--grid", grid, script, *words],
             cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        with open(f"{folder}/many-trainings/results.jsonl", encoding="utf-8") as file:
+        with open(f"{folder}/results/results.jsonl", encoding="utf-8") as file:
             return [json.loads(line)["result"]["loss"] for line in file]
 
 
@@ -128,5 +133,7 @@ WAYS: dict[str, Callable[[str, int, int], list[float]]] = {
     "joblib": _joblib,
     "ray": _ray,
     "many": _many,
+    "recorded": partial(_many, options=("--record-step=auto",)),
+    "stacked": partial(_many, script=STACKABLE_SCRIPT),
     "Many": _executor,
 }

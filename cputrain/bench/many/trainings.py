@@ -17,95 +17,12 @@ from torch.utils.data import DataLoader, TensorDataset
 def train(network: str, seed: int, steps: int) -> float:
     """Train a network from a seed; return the loss of its last step."""
     torch.manual_seed(seed)
-    return float(NETWORKS[network](steps))
-
-
-def ppo(steps: int) -> float:
-    """Take steps of a policy with a clipped objective, on batches of random transitions."""
-    policy = nn.Sequential(
-        nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4)
-    )
-    optimizer = torch.optim.Adam(policy.parameters(), lr=3e-4)
-    states, actions = torch.randn(2048, 8), torch.randint(0, 4, (2048,))
-    advantages, before = torch.randn(2048), torch.full((2048,), -1.386)
-    for step in range(steps):
-        rows = slice(step % 32 * 64, step % 32 * 64 + 64)
-        chosen = policy(states[rows]).log_softmax(1).gather(1, actions[rows, None])[:, 0]
-        ratio = (chosen - before[rows]).exp()
-        gain = advantages[rows]
-        loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
-        optimizer.step()
-    return float(loss)
-
-
-def mlp(steps: int) -> float:
-    """Train on rows of a data set in memory, behind a DataLoader."""
-    model = nn.Sequential(
-        nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
-    )
-    return _fit(model, _data(50_000, 512), steps)
-
-
-def cnn(steps: int) -> float:
-    """Train a small convolutional network on images."""
-    model = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(32 * 49, 10),
-    )  # fmt: skip
-    return _fit(nn.Sequential(nn.Unflatten(1, (1, 28, 28)), model), _data(10_000, 784), steps)
-
-
-def tabular(steps: int) -> float:
-    """Train a network for tables: embeddings of categories, and residual blocks."""
-
-    class TableBlock(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(
-                nn.LayerNorm(128), nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128)
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            branch: torch.Tensor = self.layers(x)
-            return x + branch
-
-    class Table(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(1000, 8)
-            self.layers = nn.Sequential(
-                nn.Linear(20 + 8 * 8, 128), TableBlock(), TableBlock(), nn.Linear(128, 10)
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            categories = self.embed(x[:, 20:].abs().mul(300).long().clamp(max=999)).flatten(1)
-            outputs: torch.Tensor = self.layers(torch.cat([x[:, :20], categories], 1))
-            return outputs
-
-    return _fit(Table(), _data(50_000, 28), steps)
-
-
-def data(steps: int) -> float:
-    """Train on 400 MB of data that are the same for every seed."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(100_000, 1024, generator=generator)
-    targets = torch.randint(0, 10, (100_000,), generator=generator)
-    model = nn.Sequential(nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 10))
-    return _fit(model, TensorDataset(x, targets), steps)
-
-
-def _data(num_rows: int, num_columns: int) -> TensorDataset:
-    x = torch.randn(num_rows, num_columns)
-    return TensorDataset(x, (x[:, :10] + torch.randn(num_rows, 10)).argmax(1))
-
-
-def _fit(model: nn.Module, dataset: TensorDataset, steps: int) -> float:
+    if network == "ppo":
+        return train_policy(steps)
+    model, dataset = NETWORKS[network]()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    loader = DataLoader(dataset, batch_size=128, shuffle=True)
+    generator = torch.Generator().manual_seed(seed)
+    loader = DataLoader(dataset, batch_size=128, shuffle=True, generator=generator)
     while True:
         for x, targets in loader:
             loss = F.cross_entropy(model(x), targets)
@@ -114,16 +31,129 @@ def _fit(model: nn.Module, dataset: TensorDataset, steps: int) -> float:
             optimizer.step()
             steps -= 1
             if not steps:
-                return float(loss)
+                return loss.item()
 
 
-NETWORKS = {"ppo": ppo, "mlp": mlp, "cnn": cnn, "tabular": tabular, "data": data}
+def policy() -> nn.Module:
+    """Return a policy of reinforcement learning."""
+    return nn.Sequential(
+        nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4)
+    )
+
+
+class Rollout:
+    """Random transitions of which a policy learns."""
+
+    def __init__(self) -> None:
+        states, actions = torch.randn(2048, 8), torch.randint(0, 4, (2048,))
+        advantages, before = torch.randn(2048), torch.full((2048,), -1.386)
+        self.columns = (states, actions, advantages, before)
+
+    @staticmethod
+    def rows(step: int) -> slice:
+        """Return the rows of a step's batch."""
+        return slice(step % 32 * 64, step % 32 * 64 + 64)
+
+
+def policy_loss(
+    outputs: torch.Tensor, actions: torch.Tensor, gain: torch.Tensor, before: torch.Tensor
+) -> torch.Tensor:
+    """Return the clipped objective of a policy."""
+    chosen = outputs.log_softmax(1).gather(1, actions[:, None])[:, 0]
+    ratio = (chosen - before).exp()
+    return -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+
+
+def train_policy(steps: int) -> float:
+    """Take steps of a policy with a clipped objective, on batches of random transitions."""
+    network = policy()
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-4)
+    rollout = Rollout()
+    for step in range(steps):
+        states, *targets = (column[rollout.rows(step)] for column in rollout.columns)
+        loss = policy_loss(network(states), *targets)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+        optimizer.step()
+    return loss.item()
+
+
+def mlp() -> tuple[nn.Module, TensorDataset]:
+    """Return a network of three layers, and rows in memory."""
+    model = nn.Sequential(
+        nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+    )
+    return model, _data(50_000, 512)
+
+
+def cnn() -> tuple[nn.Module, TensorDataset]:
+    """Return a small convolutional network, and images."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 49, 10),
+    )  # fmt: skip
+    return nn.Sequential(nn.Unflatten(1, (1, 28, 28)), model), _data(10_000, 784)
+
+
+class TableBlock(nn.Module):
+    """Residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.LayerNorm(128), nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        branch: torch.Tensor = self.layers(x)
+        return x + branch
+
+
+class Table(nn.Module):
+    """Network for tables: embeddings of categories, and residual blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(1000, 8)
+        self.layers = nn.Sequential(
+            nn.Linear(20 + 8 * 8, 128), TableBlock(), TableBlock(), nn.Linear(128, 10)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        categories = self.embed(x[:, 20:].abs().mul(300).long().clamp(max=999)).flatten(1)
+        outputs: torch.Tensor = self.layers(torch.cat([x[:, :20], categories], 1))
+        return outputs
+
+
+def tabular() -> tuple[nn.Module, TensorDataset]:
+    """Return a network for tables with embeddings and residual blocks, and rows."""
+    return Table(), _data(50_000, 28)
+
+
+def data() -> tuple[nn.Module, TensorDataset]:
+    """Return a network of two layers, and 400 MB of data that are the same for every seed."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(100_000, 1024, generator=generator)
+    targets = torch.randint(0, 10, (100_000,), generator=generator)
+    model = nn.Sequential(nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 10))
+    return model, TensorDataset(x, targets)
+
+
+def _data(num_rows: int, num_columns: int) -> TensorDataset:
+    x = torch.randn(num_rows, num_columns)
+    return TensorDataset(x, (x[:, :10] + torch.randn(num_rows, 10)).argmax(1))
+
+
+NETWORKS = {"mlp": mlp, "cnn": cnn, "tabular": tabular, "data": data}
+"""Functions that return a model and its data set; "ppo" has none."""
 
 
 def main() -> None:
     """Train once, and print the loss."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--network", choices=NETWORKS, required=True)
+    parser.add_argument("--network", choices=("ppo", *NETWORKS), required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1000)
     arguments = parser.parse_args()
