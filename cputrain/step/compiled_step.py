@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from cputrain.step.index_bounds import IndexBounds
+from cputrain.step.index_bounds import WRAPPED, IndexBounds
 from cputrain.step.model_tensors import CompileError
 
 if TYPE_CHECKING:
@@ -41,20 +41,15 @@ def compile_graph(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
     Raises CompileError.
     """
     has_threads = torch.get_num_threads() > 1
-    bounds = None
-    if has_threads or torch.__version__ < SAFE_VERSION:
-        try:
-            bounds = IndexBounds(graph)
-        except CompileError:
-            if has_threads:
-                raise
+    is_checked = not has_threads and torch.__version__ >= SAFE_VERSION
+    bounds = IndexBounds(graph, WRAPPED if is_checked else None)
     head, tail = _split_update(graph)
     compiled = _compile(head, tensors)
     update = None if tail is None else replay(tail)
     num_results = len(_results(graph))
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        if bounds is not None and not bounds.are_met(tensors):
+        if not bounds.are_met(tensors):
             raise IndexError("an index is out of bounds")
         results = compiled(tensors)
         if update is None:
@@ -116,6 +111,7 @@ def _compile(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     _compute_scalars_as_tensors(graph)
+    _copy_expanded(graph)
     try:
         with torch.no_grad(), config.patch(fallback_random=True):
             functional = make_fx(
@@ -138,6 +134,23 @@ def _compile(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
         return results
 
     return run
+
+
+def _copy_expanded(graph: GraphModule) -> None:
+    """Copy expanded tensors to which rows are added: Inductor would add all to one of them."""
+    aten = torch.ops.aten
+    for node in graph.graph.nodes:
+        if node.target not in (aten.index_add.default, aten.index_put.default):
+            continue
+        tensor = node.args[0]
+        assert isinstance(tensor, Node)
+        if 0 in tensor.meta["val"].stride():
+            with graph.graph.inserting_before(node):
+                copy = graph.graph.call_function(
+                    aten.clone.default, (tensor,), {"memory_format": torch.contiguous_format}
+                )
+            node.replace_input_with(tensor, copy)
+    graph.recompile()
 
 
 def _compute_scalars_as_tensors(graph: GraphModule) -> None:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 from cputrain.errors import UsageError
 from cputrain.step.background import compile_or_replay, only_tracer, wait_for
 from cputrain.step.batches import BatchLayout, layout_of, needs_gradient
+from cputrain.step.index_bounds import IndexBounds
 from cputrain.step.model_tensors import CompileError, ModelTensors
 from cputrain.step.recorded.updates import FusedUpdate
 from cputrain.step.stacked_gradients import StackedGradients
@@ -140,13 +141,16 @@ class Stack:
         tree_map_only(Tensor, check, (inputs, targets))
 
     def _compute_gradients(self, inputs: Any, targets: tuple[Any, ...]) -> Tensor:
-        """Have autograd compute the gradients of one model after the other; return the losses."""
-        losses = []
-        for index, whole in enumerate(self._wholes):
-            loss: Tensor = whole(*self._batch(inputs, targets, index))
+        """Have autograd compute the gradients of one model after the other; return the losses.
+
+        Nothing is added to gradients if the forward of any model fails.
+        """
+        losses: list[Tensor] = [
+            whole(*self._batch(inputs, targets, index)) for index, whole in enumerate(self._wholes)
+        ]
+        for loss in losses:
             loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach().reshape(()))
-        return torch.stack(losses)
+        return torch.stack([loss.detach().reshape(()) for loss in losses])
 
     def _update(self) -> None:
         """Clip gradients, take the optimizers' steps, and let go of the gradients."""
@@ -195,8 +199,10 @@ class Stack:
             with only_tracer() as is_only:
                 if is_only:
                     self._compile(program, arguments, inputs, targets)
-        is_compiled = program.future is not None and program.future.done()
-        return (program, arguments) if is_compiled else None
+        if program.future is None or not program.future.done():
+            return None
+        is_valid = program.bounds is not None and program.bounds.are_met(arguments)
+        return (program, arguments) if is_valid else None
 
     def _gather(self) -> None:
         """Have tensors of all models be parts of stacked ones. Raises CompileError."""
@@ -229,6 +235,7 @@ class Stack:
             self._wholes[0], state, layout, has_own_batches=self._has_own_batches
         )
         graph = trace(function, arguments, state.values)
+        program.bounds = IndexBounds(graph)  # an index too large is one of the next model's table
         program.future = compile_or_replay(graph, arguments, use_compiler=self._use_compiler)
 
     def _prove(
@@ -290,6 +297,7 @@ class _StackProgram:
     def __init__(self, layout: BatchLayout, key: Any) -> None:
         self.layout, self.key = layout, key
         self.future: Future[Compiled] | None = None
+        self.bounds: IndexBounds | None = None
         self.run: Compiled | None = None
 
 
