@@ -90,7 +90,7 @@ MAX_OPERATORS = 16
 
 
 class _Bound(NamedTuple):
-    index: Node
+    node: Node
     nodes: list[Node]
     """What computes the index from arguments of the graph, in order."""
 
@@ -120,7 +120,7 @@ class IndexBounds:
             for index, low, high, ignored in _indices(node):
                 bound = self._bound(index, low, high, ignored)
                 if bound is not None:
-                    bounds[bound.index, bound.low, bound.high, ignored] = bound
+                    bounds[bound.node, bound.low, bound.high, ignored] = bound
         self._bounds = list(bounds.values())
 
     def _bound(self, index: Node, low: int, high: int, ignored: int | None) -> _Bound | None:
@@ -147,22 +147,22 @@ class IndexBounds:
 
     def _shift(self, index: Node) -> tuple[Node, Tensor] | None:
         """Return the index and the sorted constants that are added to it; None if none are."""
-        if index.target is not aten.add.Tensor or not isinstance(index.args[0], Node):
+        if index.target is not aten.add.Tensor or index.kwargs:
             return None
-        varying, constant = index.args[:2]
-        if not isinstance(constant, Node) or index.kwargs:
+        varying, constant = index.args
+        if not isinstance(varying, Node) or not isinstance(constant, Node):
             return None
         nodes = _nodes_for(constant)
         if any(node.op == "placeholder" for node in nodes):
             return None
-        return varying, self._value(constant, nodes, ()).unique()
+        return varying, torch.unique(self._value(constant, nodes, ()))
 
     def are_met(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether all indices are within their bounds."""
         return all(self._is_met(bound, tensors) for bound in self._bounds)
 
     def _is_met(self, bound: _Bound, tensors: Sequence[Tensor]) -> bool:
-        index = self._value(bound.index, bound.nodes, tensors)
+        index = self._value(bound.node, bound.nodes, tensors)
         if bound.ignored is not None:
             index = index[index != bound.ignored]
         if not index.numel():
