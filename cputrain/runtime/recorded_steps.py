@@ -13,8 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
 
-MIN_SECONDS = 1.0
-"""How long a script has trained when its steps are recorded: they are compiled in seconds."""
+MIN_SECONDS = 5.0
+"""How long a script has trained when its steps are recorded: compiling takes about as long."""
 
 
 def record_steps(torch: ModuleType) -> RecordedSteps:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from cputrain.step.compiler_probes import remember_probes
 from cputrain.step.index_bounds import WRAPPED, IndexBounds
 from cputrain.step.model_tensors import CompileError
 
@@ -109,7 +110,9 @@ def _compile(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    remember_probes()
     _compute_scalars_as_tensors(graph)
     _copy_expanded(graph)
     try:
@@ -121,7 +124,7 @@ def _compile(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
             )(*tensors)
             functional.graph.eliminate_dead_code()
             _round_scalars(functional)
-            mode = FakeTensorMode()
+            mode = FakeTensorMode(shape_env=ShapeEnv())  # without, nothing is read from the cache
             arguments = [mode.from_tensor(tensor, static_shapes=True) for tensor in tensors]
             with tracing(TracingContext(mode)), mode:
                 compiled = compile_fx_inner(functional, arguments, cpp_wrapper=True)
