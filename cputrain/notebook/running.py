@@ -19,6 +19,7 @@ from cputrain.notebook.kwargs import (
 )
 from cputrain.notebook.outcome import Effect, SetupResult, SetupStep
 from cputrain.plan import UserValue, make_plan
+from cputrain.runtime.dynamo_watch import defer_in_this_process
 from cputrain.runtime.initial_env import effective_environ
 from cputrain.runtime.openmp import Runtimes
 from cputrain.runtime.state import NOW
@@ -96,6 +97,7 @@ def setup_from_options(parsed: Parsed, settings: Mapping[str, UserValue]) -> Set
             for decision in plan.decisions
         )
         return SetupResult(plan=plan, steps=steps, launched=NOW.launched)
+    defer_in_this_process(torch)
     steps = apply_settings(torch, plan)
     _register_formatters()
     runtimes = Runtimes().describe().removeprefix("warning: ")

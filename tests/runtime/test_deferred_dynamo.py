@@ -153,6 +153,38 @@ def test_steps_are_recorded_although_the_compiler_is_loaded_only_then(tmp_path: 
     assert re.search("recorded steps|steps are no faster compiled", done.stderr), done.stderr
 
 
+SET_UP = """
+import sys, torch
+from cputrain import setup
+setup(threads=1)
+step, code = torch.optim.Adamax.step, torch.optim.Adamax.step.__code__
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.Adamax(model.parameters())
+model(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+print("torch._dynamo" in sys.modules)
+if WAY == "import":
+    import torch._dynamo
+else:
+    print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
+print("torch._dynamo" in sys.modules, step.__code__ is not code)
+optimizer.step()
+setup(threads=1)
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("way", ["import", "compile"])
+def test_a_process_that_is_set_up_does_not_load_it_either(tmp_path: Path, way: str) -> None:
+    script(tmp_path, SET_UP.replace("WAY", repr(way)))
+    for run in (plain, launch):
+        done = run(tmp_path, "x.py")
+        assert done.returncode == 0, done.stderr
+        *_, last = lines = done.stdout.splitlines()
+        assert lines[0] == "False"
+        assert last == "True True"
+
+
 def test_only_needless_statements_are_left_out() -> None:
     original = DECORATOR(lambda: None).__code__
     code = _without_needless(DECORATOR.__code__, original)
