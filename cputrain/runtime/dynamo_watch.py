@@ -22,7 +22,7 @@ def defer_in_this_process(torch: ModuleType) -> None:
         return
     # under a launch, sitecustomize's finder watches this module, too
     if not any(NAME in getattr(finder, "watched_names", ()) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _DynamoFinder())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _DynamoFinder())
     defer_dynamo(torch)
 
 

@@ -24,7 +24,7 @@ def remember_probes() -> None:
 
     probe = getattr(VecISA, "_probe_load", None)  # torch before 2.13 has none
     if probe is not None and not hasattr(probe, "__wrapped__"):
-        VecISA._probe_load = _remembered(probe)  # type: ignore[method-assign]
+        VecISA._probe_load = _remembered(probe)  # type: ignore[method-assign, assignment]
 
 
 def _remembered(probe: Callable[[Any, str], bool]) -> Callable[[Any, str], bool]:
