@@ -39,7 +39,7 @@ def stackable(
         at_most: Largest number of jobs in one process.
 
     Raises:
-        UsageError: Nothing is named, or the number is not positive.
+        UsageError: Nothing is named, the number is not positive, or jobs differ in more.
     """
     if not names or not all(isinstance(name, str) for name in names):
         raise UsageError(
@@ -50,7 +50,23 @@ def stackable(
         )
     if isinstance(at_most, bool) or not isinstance(at_most, int) or at_most < 1:
         raise UsageError("at_most", "must be a positive number", found=repr(at_most))
-    return [parse(list(arguments)) for arguments in _read_arguments()]
+    jobs = [parse(list(arguments)) for arguments in _read_arguments()]
+    for job in jobs[1:]:
+        _check_alike(jobs[0], job, names)
+    return jobs
+
+
+def _check_alike(first: object, job: object, names: Sequence[str]) -> None:
+    """Raise UsageError if two jobs differ in more than the named options."""
+    values, others = getattr(first, "__dict__", {}), getattr(job, "__dict__", {})
+    different = [name for name in {*values, *others} if values.get(name) != others.get(name)]
+    rest = sorted(set(different) - set(names))
+    if rest:
+        raise UsageError(
+            "stackable",
+            "must name every option in which jobs of one process differ",
+            found=", ".join(rest),
+        )
 
 
 def _read_arguments() -> Sequence[list[str]]:

@@ -250,13 +250,12 @@ class Queue:
         rule = self._stack_rule(entry)
         if rule is None:
             return [entry]
-        fixed = rule.fixed(entry.job)
         entries = (
             each
             for each in self._waiting
             if each.is_stackable
             and self._stack_rule(each) == rule
-            and rule.fixed(each.job) == fixed
+            and rule.allows(entry.job, each.job)
         )
         return list(islice(entries, max(1, min(rule.at_most, share, MAX_STACKED))))
 

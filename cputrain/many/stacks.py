@@ -29,20 +29,32 @@ class StackRule(Record):
     at_most: int
     """Largest number of jobs in one process."""
 
-    def fixed(self, job: Job) -> object:
-        """Return what jobs of one process have in common."""
-        parameters = {
-            name: value
-            for name, value in job.parameters.items()
-            if name.replace("-", "_") not in self.names
-        }
+    def allows(self, first: Job, job: Job) -> bool:
+        """Return whether two jobs differ in nothing but these options."""
+        if first is job:
+            return True
+        for name in {*first.parameters, *job.parameters}:
+            is_fixed = name.replace("-", "_") not in self.names
+            if is_fixed and first.parameters.get(name) != job.parameters.get(name):
+                return False
         return (
-            job.target.kind,
-            job.target.name,
-            len(job.target.arguments),
-            sorted(parameters.items()),
-            sorted(job.variables.items()),
-            (job.cores, job.memory_bytes, job.timeout_s),
+            first.target.replace(arguments=()) == job.target.replace(arguments=())
+            and first.variables == job.variables
+            and (first.cores, first.memory_bytes, first.timeout_s)
+            == (job.cores, job.memory_bytes, job.timeout_s)
+            and len(first.target.arguments) == len(job.target.arguments)
+            and all(
+                word == its_word or self._is_value(first, word, job, its_word)
+                for word, its_word in zip(first.target.arguments, job.target.arguments, strict=True)
+            )
+        )
+
+    def _is_value(self, first: Job, word: str, job: Job, its_word: str) -> bool:
+        """Return whether two arguments differ in the value of one of these options alone."""
+        return any(
+            word.replace(value, "\0") == its_word.replace(job.parameters.get(name, ""), "\0")
+            for name, value in first.parameters.items()
+            if value and job.parameters.get(name) and name.replace("-", "_") in self.names
         )
 
 

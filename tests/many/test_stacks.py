@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cputrain.many.job import Job
-from cputrain.many.stacks import merged, read_rule
+from cputrain.many.stacks import StackRule, merged, read_rule
 from cputrain.target import Target, TargetKind
 from tests.launch.programs import script
 from tests.many.test_queue import assert_nothing_left, many, results, start, wait_for
@@ -146,6 +146,51 @@ def test_what_a_script_says(tmp_path: Path, text: str, expected: tuple[str, int]
     path.write_text(text)
     rule = read_rule(Target(kind=TargetKind.SCRIPT, name=str(path), arguments=()))
     assert (rule and (" ".join(sorted(rule.names)), rule.at_most)) == expected
+
+
+def job(arguments: str, **parameters: str) -> Job:
+    target = Target(kind=TargetKind.SCRIPT, name="x.py", arguments=tuple(arguments.split()))
+    return Job(target=target, parameters=parameters)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_allowed"),
+    [
+        (job("--lr 1", lr="1"), job("--lr 2", lr="2"), True),
+        (job("--lr=1 --seed 8", lr="1", seed="8"), job("--lr=2 --seed 9", lr="2", seed="9"), True),
+        (job("--lr 1 --width 8", lr="1"), job("--lr 2 --width 9", lr="2"), False),
+        (job("--lr 1 --width 1", lr="1"), job("--lr 2 --width 2", lr="2"), True),
+        (job("--width 8", width="8"), job("--width 9", width="9"), False),
+        (job("--lr 1", lr="1"), job("--lr 2 --deep", lr="2"), False),
+        (job("--lr 1", lr="1"), job("--lr 1 x", lr="1"), False),
+        (job("a", lr="1"), job("b", lr="1"), False),
+        (job("a"), job("b"), False),
+        (job("--lr 1", lr="1"), job("--lr 2", lr="2").replace(variables={"A": "1"}), False),
+        (job("--lr 1", lr="1"), job("--lr 2", lr="2").replace(timeout_s=1.0), False),
+    ],
+)
+def test_which_jobs_may_share_a_process(first: Job, second: Job, is_allowed: bool) -> None:
+    rule = StackRule(names=frozenset({"lr", "seed"}), at_most=4)
+    assert rule.allows(first, second) is rule.allows(second, first) is is_allowed
+
+
+def test_a_script_refuses_jobs_that_differ_in_more(tmp_path: Path) -> None:
+    (tmp_path / "jobs.toml").write_text(
+        'script = "x.py"\n[[job]]\narguments = ["--width", "4"]\ngrid = {seed = "0..1"}\n'
+        '[[job]]\narguments = ["--width", "8"]\ngrid = {seed = "2..3"}\n'
+    )
+    stackable_script(tmp_path)
+    done = many(tmp_path, "--at-once=1", "jobs.toml")
+    assert done.returncode == 0, done.stderr
+    assert processes(tmp_path) == ["4:0 4:1", "8:2 8:3"]
+    script(tmp_path, "import json\nfrom types import SimpleNamespace\n"
+                     "from cputrain.many import stackable\n"
+                     "jobs = stackable(lambda words: SimpleNamespace(seed=1, x=words[1]), 'seed')\n"
+                     "print(json.dumps({'loss': int(jobs[0].x)}))\n")  # fmt: skip
+    done = many(tmp_path, "--at-once=1", "--grid", "seed=5..6", "x.py")
+    assert done.returncode == 0, done.stderr
+    assert "must name every option in which jobs of one process differ; found x" in done.stderr
+    assert [row["result"]["loss"] for row in results(tmp_path)] == [5, 6]
 
 
 def test_a_process_of_several_jobs_has_the_needs_of_all() -> None:
