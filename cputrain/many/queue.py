@@ -313,11 +313,10 @@ class Queue:
             )
         except ResourceError as error:
             allocator.release(cores)
-            outcome = Outcome(exit_code=125, elapsed_s=0.0, error=str(error))
             if len(entries) > 1:
                 self._unstack(entries)
             else:
-                self._end(entry, outcome)
+                self._end(entry, Outcome(exit_code=125, elapsed_s=0.0, error=str(error)))
             return True
         self._cores_per_job.started(len(cores))
         self._running[process] = entries
@@ -395,8 +394,8 @@ class Queue:
             )
         if left:
             self._unstack(left)
-        if not outcome.is_success and left:
-            self._watcher.ended(process.job, outcome, JobState.WAITING)
+            if not outcome.is_success:
+                self._watcher.ended(process.job, outcome, JobState.WAITING)
 
     def _end(self, entry: QueueEntry, outcome: Outcome) -> None:
         """Decide what follows the end of a job's process."""

@@ -1,7 +1,7 @@
 """Remember in Inductor's cache that what its compiler makes can be loaded.
 
 Before each first compilation of a process, Inductor has a new process of Python load a library for
-each instruction set of the CPU: a second in which a script on one core does not train.
+each instruction set of the CPU. Meanwhile a script on one core hardly trains.
 """
 
 from __future__ import annotations

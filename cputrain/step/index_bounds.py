@@ -91,6 +91,8 @@ MAX_OPERATORS = 16
 
 class _Bound(NamedTuple):
     node: Node
+    """The index."""
+
     nodes: list[Node]
     """What computes the index from arguments of the graph, in order."""
 

@@ -26,9 +26,7 @@ def train_policies(seeds: list[int], steps: int) -> list[float]:
         policies.append(policy())
         rollouts.append(Rollout())
     optimizers = [torch.optim.Adam(each.parameters(), lr=3e-4) for each in policies]
-    stack = Stack(
-        policies, policy_loss, optimizers, has_own_batches=True, max_grad_norm=0.5
-    )  # fmt: skip
+    stack = Stack(policies, policy_loss, optimizers, has_own_batches=True, max_grad_norm=0.5)
     columns = [
         torch.stack(column) for column in zip(*(each.columns for each in rollouts), strict=True)
     ]
