@@ -8,6 +8,7 @@ import os
 from cputrain.errors import UsageError
 from cputrain.many.grid import arguments_for, combinations, read_axis
 from cputrain.many.job import Job
+from cputrain.quantities import parse_duration, parse_size
 from cputrain.record import Record
 from cputrain.suggestions import closest, did_you_mean
 from cputrain.target import Target, TargetKind
@@ -263,44 +264,6 @@ def _unreadable(path: str, error: Exception) -> UsageError:
         found=getattr(error, "strerror", None) or str(error),
         do="See: cputrain help many",
     )
-
-
-def parse_duration(text: str, where: str) -> float:
-    """Parse a duration: "90", "90s", "5m", "2h" or "1d".
-
-    Raises:
-        UsageError: It is none.
-    """
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    unit = text[-1:].lower()
-    number = text[:-1] if unit in units else text
-    try:
-        seconds = float(number) * units.get(unit, 1)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e9:
-        raise UsageError(
-            where, "must be a duration", found=repr(text), do="For example: 90s, 5m or 2h."
-        )
-    return seconds
-
-
-def parse_size(text: str, where: str) -> int:
-    """Parse a size in bytes: "800M", "2G" or "1.5GiB".
-
-    Raises:
-        UsageError: It is none.
-    """
-    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-    stripped = text.strip().upper().removesuffix("B").removesuffix("I")
-    unit = stripped[-1:] if stripped[-1:] in units else ""
-    try:
-        size = int(float(stripped.removesuffix(unit)) * units[unit])
-    except (ValueError, OverflowError):
-        size = 0
-    if size < 1:
-        raise UsageError(where, "must be a size", found=repr(text), do="For example: 800M or 2G.")
-    return size
 
 
 def default_folder(defaults: JobDefaults, path: str) -> str:

@@ -163,7 +163,11 @@ CASE_BENCHMARKS = {
         "Runs trainings with several seeds by cputrain many and Many, by plain python one after "
         "another and all at once, and by joblib and Ray (if they are installed), in turns; "
         "compares total time, memory and losses.",
-        Option(flag="--ways", takes="A,B", help="of: in turn, at once, joblib, ray, many, Many"),
+        Option(
+            flag="--ways",
+            takes="A,B",
+            help="of: in turn, at once, joblib, ray, many, recorded, stacked, Many",
+        ),
         Option(flag="--trainings", takes="N", help="trainings in each case (default: 8)"),
         Option(flag="--rounds", takes="N", help="each runs every way once (default: 3)"),
         Option(flag="--quick", help="a few steps, to test the benchmark itself"),

@@ -12,6 +12,7 @@ from cputrain.launch.command import Command, Example, Group
 from cputrain.launch.commands.launch import PYTHON_OPTION, VALUE_GROUPS
 from cputrain.launch.options import Option, parse, split_quoted, whole_number
 from cputrain.machine import RootSource, read_machine
+from cputrain.quantities import parse_duration, parse_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,8 +135,6 @@ def _read_jobs(parsed: Parsed) -> tuple[list[Job], str]:
         JobDefaults,
         default_folder,
         jobs_from_rows,
-        parse_duration,
-        parse_size,
         read_csv,
         read_toml,
     )
@@ -312,7 +311,6 @@ def _run(
     from cputrain.many.core_allocator import CoreAllocator, core_domains
     from cputrain.many.folder import Folder
     from cputrain.many.job import JobState
-    from cputrain.many.job_files import parse_size
     from cputrain.many.memory_budget import MemoryBudget
     from cputrain.many.progress_table import job_watcher
     from cputrain.many.queue import Queue, QueueOptions

@@ -13,6 +13,7 @@ from cputrain.launch.command import Command, Example, Group
 from cputrain.launch.commands.launch import PYTHON_OPTION, VALUE_GROUPS
 from cputrain.launch.options import Option, split_quoted, whole_number
 from cputrain.machine import RootSource, read_machine
+from cputrain.quantities import parse_duration
 from cputrain.target import Target, TargetKind
 
 TYPE_CHECKING = False
@@ -33,8 +34,8 @@ OPTIONS = (
     Option(flag="--json", help="print a JSON document with every trial"),
 )
 
-UNITS = {"s": 1, "m": 60, "h": 3600}
-"""Seconds of each unit of a duration."""
+MIN_SECONDS, MAX_SECONDS = 10, 24 * 3600
+"""The shortest and the longest search."""
 
 COMMAND = Command(
     name="tune",
@@ -112,7 +113,7 @@ def search_with_options(
         launch_target,
         machine,
         planning.plan_for(parsed, machine),
-        budget=parse_seconds(parsed.values.get("--budget", "120"), "--budget"),
+        budget=_parse_budget(parsed.values.get("--budget", "120")),
         steps=whole_number(
             parsed.values.get("--steps", "30"), "--steps", least=5, most=100_000, advice="30"
         ),
@@ -256,15 +257,12 @@ def _print_result(result: SearchResult, launch_target: Target) -> None:
         print(f"Next: cputrain launch {launch_target.name}, which uses this plan from now on.")
 
 
-def parse_seconds(value: str, flag: str) -> float:
-    """Parse a duration from 10 seconds to a day: "120", "90s", "5m" or "2h"."""
-    unit = value[-1:].lower()
-    number = value[:-1] if unit in UNITS else value
-    is_number = number.isascii() and number.isdigit() and len(number) < 7
-    seconds = int(number) * UNITS.get(unit, 1) if is_number else 0
-    if not 10 <= seconds <= UNITS["h"] * 24:
+def _parse_budget(text: str) -> float:
+    """Return the seconds that the search may take."""
+    seconds = parse_duration(text, "--budget")
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
         raise UsageError(
-            flag, "must be a duration from 10s to 24h", found=repr(value),
+            "--budget", "must be a duration from 10s to 24h", found=repr(text),
             do="For example: 90s, 5m or 2h; a number alone is in seconds.",
         )  # fmt: skip
-    return float(seconds)
+    return seconds

@@ -14,8 +14,6 @@ from cputrain.many.job import Job
 from cputrain.many.job_files import (
     JobDefaults,
     jobs_from_rows,
-    parse_duration,
-    parse_size,
     read_csv,
     read_toml,
 )
@@ -194,30 +192,3 @@ def test_a_broken_toml_file_is_refused(tmp_path: Path, text: str, message: str) 
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
         read_toml(str(path), JobDefaults())
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2H", 7200), ("1d", 86400)]
-)
-def test_durations_have_units(text: str, seconds: float) -> None:
-    assert parse_duration(text, "--timeout") == seconds
-
-
-@pytest.mark.parametrize("text", ["", "s", "0", "-1", "nan", "inf", "1y", "1e99"])
-def test_other_durations_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--timeout"):
-        parse_duration(text, "--timeout")
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("1024", 1024), ("800M", 800 << 20), ("2G", 2 << 30), ("1.5GiB", 3 << 29), ("1kb", 1024)],
-)
-def test_sizes_have_units(text: str, size: int) -> None:
-    assert parse_size(text, "--memory") == size
-
-
-@pytest.mark.parametrize("text", ["", "G", "0", "-1G", "nan", "inf", "2X"])
-def test_other_sizes_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--memory"):
-        parse_size(text, "--memory")
