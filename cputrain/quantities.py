@@ -13,6 +13,9 @@ BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 MAX_SECONDS = 1e9
 """The longest duration: thirty years."""
 
+MIN_SEARCH_S, MAX_SEARCH_S = 10, 24 * 3600
+"""The shortest and the longest duration of trials."""
+
 
 def parse_duration(text: str, where: str) -> float:
     """Parse a duration: "90", "90s", "5m", "2h" or "1d".
@@ -20,17 +23,37 @@ def parse_duration(text: str, where: str) -> float:
     Raises:
         UsageError: It is none.
     """
+    seconds = _seconds(text)
+    if seconds is None:
+        raise UsageError(
+            where, "must be a duration", found=repr(text), do="For example: 90s, 5m or 2h."
+        )
+    return seconds
+
+
+def parse_search_time(text: str, where: str) -> float:
+    """Parse the duration of trials, from 10 seconds to a day.
+
+    Raises:
+        UsageError: It is none.
+    """
+    seconds = _seconds(text)
+    if seconds is None or not MIN_SEARCH_S <= seconds <= MAX_SEARCH_S:
+        raise UsageError(
+            where, "must be a duration from 10s to 24h", found=repr(text),
+            do="For example: 90s, 5m or 2h; a number alone is in seconds.",
+        )  # fmt: skip
+    return seconds
+
+
+def _seconds(text: str) -> float | None:
     unit = text[-1:].lower()
     number = text[:-1] if unit in SECONDS else text
     try:
         seconds = float(number) * SECONDS.get(unit, 1)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < MAX_SECONDS:
-        raise UsageError(
-            where, "must be a duration", found=repr(text), do="For example: 90s, 5m or 2h."
-        )
-    return seconds
+        return None
+    return seconds if 0 < seconds < MAX_SECONDS else None
 
 
 def parse_size(text: str, where: str) -> int:

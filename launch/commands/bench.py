@@ -476,11 +476,12 @@ def _search(
     """Tune a script for at most `budget_text` seconds, or try every combination."""
     from cputrain.launch import planning
     from cputrain.launch.commands import launch
-    from cputrain.launch.commands.tune import find_plan, parse_seconds
+    from cputrain.launch.commands.tune import find_plan
     from cputrain.machine import read_machine
+    from cputrain.quantities import parse_search_time
     from cputrain.report.trials import watcher
 
-    budget = float("inf") if is_exhaustive else parse_seconds(budget_text, "--tune")
+    budget = float("inf") if is_exhaustive else parse_search_time(budget_text, "--tune")
     machine = read_machine()
     words = (*launch_arguments, f"--precision={precision}")
     plan = planning.plan_for(parse(words, launch.COMMAND.options, "cputrain launch"), machine)

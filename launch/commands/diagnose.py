@@ -95,10 +95,11 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
 def _run_diagnosis(parsed: Parsed) -> Diagnosis:
     """Diagnose the script, and with --apply measure the suggested options."""
     from cputrain.diagnose import diagnose, try_remedies
-    from cputrain.launch.commands.tune import parse_seconds, script_target, trial_script
+    from cputrain.launch.commands.tune import script_target, trial_script
+    from cputrain.quantities import parse_search_time
 
     steps = whole_number(parsed.values.get("--steps", "12"), "--steps", least=2, advice="12")
-    max_seconds = parse_seconds(parsed.values.get("--longest", "600"), "--longest")
+    max_seconds = parse_search_time(parsed.values.get("--longest", "600"), "--longest")
     launch_target = script_target(parsed, COMMAND, "cputrain diagnose")
     python = split_quoted(parsed, "--python-args")
     with trial_script(launch_target, python, allow_side_effects=parsed.has("--yes")) as script:

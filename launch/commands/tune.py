@@ -13,7 +13,7 @@ from cputrain.launch.command import Command, Example, Group
 from cputrain.launch.commands.launch import PYTHON_OPTION, VALUE_GROUPS
 from cputrain.launch.options import Option, split_quoted, whole_number
 from cputrain.machine import RootSource, read_machine
-from cputrain.quantities import parse_duration
+from cputrain.quantities import parse_search_time
 from cputrain.target import Target, TargetKind
 
 TYPE_CHECKING = False
@@ -33,9 +33,6 @@ OPTIONS = (
     Option(flag="--yes", help="run trials even if the files they write cannot be discarded"),
     Option(flag="--json", help="print a JSON document with every trial"),
 )
-
-MIN_SECONDS, MAX_SECONDS = 10, 24 * 3600
-"""The shortest and the longest search."""
 
 COMMAND = Command(
     name="tune",
@@ -113,7 +110,7 @@ def search_with_options(
         launch_target,
         machine,
         planning.plan_for(parsed, machine),
-        budget=_parse_budget(parsed.values.get("--budget", "120")),
+        budget=parse_search_time(parsed.values.get("--budget", "120"), "--budget"),
         steps=whole_number(
             parsed.values.get("--steps", "30"), "--steps", least=5, most=100_000, advice="30"
         ),
@@ -255,14 +252,3 @@ def _print_result(result: SearchResult, launch_target: Target) -> None:
         print(f"Output of the trials: {trials_path(launch_target.name)}")
     if result.settings:
         print(f"Next: cputrain launch {launch_target.name}, which uses this plan from now on.")
-
-
-def _parse_budget(text: str) -> float:
-    """Return the seconds that the search may take."""
-    seconds = parse_duration(text, "--budget")
-    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
-        raise UsageError(
-            "--budget", "must be a duration from 10s to 24h", found=repr(text),
-            do="For example: 90s, 5m or 2h; a number alone is in seconds.",
-        )  # fmt: skip
-    return seconds
