@@ -10,6 +10,8 @@
     │   ├── NotExecutable 126  the command exists, but cannot be executed
     │   └── NotFound    127    a command, file, package or case does not exist
     ├── ResourceError     1    the system refused memory, a descriptor or a process; an OSError
+    ├── MemoryLimitError  1    a step needs more memory than --memory-limit; a MemoryError
+    ├── RecomputationError 1   activations that were dropped cannot be computed again
     ├── TaskLost          1    a pool's task has no result and will not get one
     │   ├── WorkerDied    1    the worker process exited while it ran the task
     │   └── TaskTimeout   1    the task exceeded its timeout and was killed; a TimeoutError
@@ -121,6 +123,14 @@ class ResourceError(CputrainError, OSError):
                 errno.EFBIG: "Raise the limit on file sizes: ulimit -f unlimited.",
             }.get(error.errno or 0, "Use fewer workers, or free memory."),
         )
+
+
+class MemoryLimitError(CputrainError, MemoryError):
+    """A step of training needs more memory than its limit."""
+
+
+class RecomputationError(CputrainError, RuntimeError):
+    """Activations were dropped to keep a memory limit, and cannot be computed again."""
 
 
 class TaskLost(CputrainError, RuntimeError):

@@ -38,8 +38,10 @@ def apply_plan(torch: ModuleType, plan_env: PlanEnv, *, reports: bool, is_planne
     NOW.thread_variables = plan_env.thread_variables
     NOW.is_planned = is_planned or bool(plan_env.rank)
     learner = _learner(torch, plan_env)
+    has_memory_limit = plan_env.values.get("memory_limit") is not None
     for setting in APPLIED_IN_ORDER:
-        if setting.name in plan_env.values:
+        is_excluded = has_memory_limit and not setting.works_with_memory_limit
+        if setting.name in plan_env.values and not is_excluded:
             start(setting, torch, plan_env.values[setting.name], learner)
     if learner is not None:
         NOW.applied["learn"] = learner

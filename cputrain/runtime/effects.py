@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import sysconfig
+from collections import deque
 from contextlib import contextmanager
 from dis import get_instructions
 from functools import cache
@@ -18,7 +19,7 @@ from torch.autograd.function import FunctionCtx
 from cputrain.runtime.patching import PACKAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import CodeType, FrameType, FunctionType
     from typing import Any
 
@@ -74,6 +75,14 @@ STORES = {
 }  # fmt: skip
 
 
+CONTAINERS = (list, dict, set, deque)
+
+CHANGES = frozenset({
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popleft",
+    "remove", "reverse", "sort",
+})  # fmt: skip
+"""Names of methods that change containers, beside those of `EFFECTS`."""
+
 CONSTRUCTORS = frozenset({"__new__", "__init__", "__post_init__"})
 """Methods that are called where a class is."""
 
@@ -101,35 +110,13 @@ def without_effects(*, is_output_only: bool = False) -> Iterator[None]:
     """
     if sys.getprofile() is not None:
         raise EffectError("a profiler of Python functions is running")
-    names = OUTPUT if is_output_only else EFFECTS
-    known: set[CodeType] = set()
-    callbacks = {getattr(each, "__code__", None) for each in gc.callbacks}  # run at any time
     effects: list[str] = []
-    ignored: FrameType | None = None
 
-    def look(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal ignored
-        code, effect = frame.f_code, ""
-        if ignored is not None:
-            if event == "return" and frame is ignored:
-                ignored = None
-        elif event == "c_call":
-            effect = _effect_of_builtin(argument, frame)
-        elif event == "call" and _is_import(code):
-            ignored = frame  # it is done once, and not in each forward
-        elif event == "call" and not _is_of_library(code.co_filename):
-            if _is_hook(frame) or code in callbacks:
-                ignored = frame
-            elif code not in known:
-                known.add(code)
-                effect = _effect_of_frame(frame, names, is_output_only=is_output_only)
-        elif event == "call" and code.co_name in LOGGERS and _logs(frame):
-            code, effect = frame.f_back.f_code, f"calls {code.co_name}"  # type: ignore[union-attr]
-        if effect:
-            effects.append(f"{code.co_qualname} {effect}")
-            raise _EffectFound
+    def end(effect: str) -> None:
+        effects.append(effect)
+        raise _EffectFound
 
-    sys.setprofile(look)
+    sys.setprofile(_Watch(end, is_output_only=is_output_only))
     try:
         yield
     except _EffectFound:
@@ -138,6 +125,68 @@ def without_effects(*, is_output_only: bool = False) -> Iterator[None]:
         sys.setprofile(None)
     if effects:
         raise EffectError(effects[0])
+
+
+@contextmanager
+def effects_listed() -> Iterator[list[str]]:
+    """List effects of the script's code while it runs; beside a profiler there is one at once."""
+    effects: list[str] = []
+    if sys.getprofile() is not None:
+        yield ["a profiler of Python functions is running"]
+        return
+    sys.setprofile(_Watch(effects.append, is_repeated=True))
+    try:
+        yield effects
+    finally:
+        sys.setprofile(None)
+
+
+class _Watch:
+    """Profile function that looks at each function of the script as it is called.
+
+    Args:
+        tell: Is called with each effect.
+        is_output_only: Whether only calls that write or read count, and no change of a value.
+        is_repeated: Whether a function is told of each time it is called, and not once.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        *,
+        is_output_only: bool = False,
+        is_repeated: bool = False,
+    ) -> None:
+        self._tell, self._is_output_only, self._is_repeated = tell, is_output_only, is_repeated
+        self._names = OUTPUT if is_output_only else EFFECTS
+        self._known: dict[CodeType, str] = {}
+        # run at any time
+        self._callbacks = {getattr(each, "__code__", None) for each in gc.callbacks}
+        self._ignored: FrameType | None = None
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        code, effect = frame.f_code, ""
+        if self._ignored is not None:
+            if event == "return" and frame is self._ignored:
+                self._ignored = None
+        elif event == "c_call":
+            effect = _effect_of_builtin(argument, frame)
+        elif event == "call" and _is_import(code):
+            self._ignored = frame  # it is done once, and not in each forward
+        elif event == "call" and not _is_of_library(code.co_filename):
+            if _is_hook(frame) or code in self._callbacks:
+                self._ignored = frame
+            elif code not in self._known:
+                effect = _effect_of_frame(frame, self._names, is_output_only=self._is_output_only)
+                if not effect and self._is_repeated:
+                    effect = _change_of_container(frame)
+                self._known[code] = effect
+            elif self._is_repeated:
+                effect = self._known[code]
+        elif event == "call" and code.co_name in LOGGERS and _logs(frame):
+            code, effect = frame.f_back.f_code, f"calls {code.co_name}"  # type: ignore[union-attr]
+        if effect:
+            self._tell(f"{code.co_qualname} {effect}")
 
 
 def effect_of(function: FunctionType) -> str:
@@ -198,6 +247,22 @@ def _effect_of_frame(frame: FrameType, names: frozenset[str], *, is_output_only:
     value = frame.f_locals.get(receiver[0]) if code.co_argcount else None
     is_its_own = code.co_name in CONSTRUCTORS or isinstance(value, FunctionCtx)
     return _store_in(code, receiver if is_its_own else ())
+
+
+def _change_of_container(frame: FrameType) -> str:
+    """Return which global or enclosing container a function may change; "" if none."""
+    code = frame.f_code
+    if CHANGES.isdisjoint(code.co_names) and not any(
+        instruction.opname in {"STORE_SUBSCR", "DELETE_SUBSCR"}
+        for instruction in get_instructions(code)
+    ):
+        return ""
+    values = {name: frame.f_globals.get(name) for name in code.co_names}
+    values |= {name: frame.f_locals.get(name) for name in code.co_freevars}
+    return next(
+        (f"may change {name}" for name, value in values.items() if isinstance(value, CONTAINERS)),
+        "",
+    )
 
 
 def _call_in(code: CodeType, names: frozenset[str]) -> str:

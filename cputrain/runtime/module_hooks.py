@@ -46,10 +46,22 @@ class ModuleHooks:
         if any(is_foreign(hook) for table in self._tables for hook in table.values()):
             return "every module has a hook"
         for name, module in model.named_modules():
-            for table in TABLES:
-                if any(map(is_foreign, module.__dict__.get(table, {}).values())):
-                    return f"{name or 'the model'} ({type(module).__name__}) has a hook"
+            if _has_hook(module):
+                return f"{name or 'the model'} ({type(module).__name__}) has a hook"
         return ""
+
+    def holders(self, model: Any) -> set[Any]:
+        """Return the modules of a model that have a hook, or have one within them."""
+        if not self.find(model):
+            return set()
+        if any(is_foreign(hook) for table in self._tables for hook in table.values()):
+            return set(model.modules())
+        return {module for module in model.modules() if any(map(_has_hook, module.modules()))}
+
+
+def _has_hook(module: Any) -> bool:
+    tables = (module.__dict__.get(table, {}) for table in TABLES)
+    return any(is_foreign(hook) for table in tables for hook in table.values())
 
 
 def is_foreign(hook: Any) -> bool:

@@ -77,7 +77,13 @@ COMMAND_OPTIONS = (
 )
 
 LAUNCH_GROUPS = tuple(
-    group.replace(options=tuple(option.replace(is_advanced=True) for option in group.options))
+    group.replace(
+        options=tuple(
+            option.replace(is_advanced=True)
+            for option in group.options
+            if option.flag != "--memory-limit"  # here, that of all jobs together
+        )
+    )
     for group in VALUE_GROUPS
 )
 """Options of `cputrain launch`, which runs each job; only --help-all shows them."""

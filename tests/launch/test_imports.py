@@ -67,7 +67,10 @@ def imports_of(path: Path) -> Iterator[str]:
                 yield from (f"cputrain.{alias.name}" for alias in node.names)
 
 
-SMALL = ("cputrain.record", "cputrain.errors", "cputrain.counting", "cputrain.suggestions")
+SMALL = (
+    "cputrain.record", "cputrain.errors", "cputrain.counting", "cputrain.suggestions",
+    "cputrain.quantities",
+)  # fmt: skip
 """Modules at the top that every folder may import."""
 
 RULES = {

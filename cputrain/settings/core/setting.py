@@ -101,6 +101,9 @@ class Setting(Generic[Value]):
         """Position among the settings that are applied: the first is the innermost wrapper."""
         return 0 if self.is_per_thread else self.order
 
+    works_with_memory_limit = True
+    """Whether it has effect while `memory_limit` is set."""
+
     # -- in a plan
 
     @property

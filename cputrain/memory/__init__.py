@@ -1,0 +1,1 @@
+"""Memory of training: what a step needs, and steps that need less."""

@@ -1,0 +1,226 @@
+"""Record a forward: what autograd saves in it, and which calls of modules can be dropped."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from cputrain.memory.module_call import ModuleCall, ModuleState, tensors_in
+from cputrain.memory.saved_tensors import SavedTensor
+from cputrain.memory.schedule import CallSpan, ForwardTrace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sized
+    from typing import Any
+
+    from cputrain.memory.saved_tensors import SavedBytes
+
+
+class Planned(NamedTuple):
+    """A forward that is to be like an earlier one."""
+
+    trace: ForwardTrace
+    """The earlier forward."""
+
+    modules: tuple[weakref.ref[torch.nn.Module], ...]
+    """Its modules, by the index of the call."""
+
+    dropped: Collection[int]
+    """Indices of the calls that are dropped."""
+
+    def has(self, index: int, module: torch.nn.Module, start: int) -> bool:
+        """Return whether a call is the earlier one of this index."""
+        return (
+            index < len(self.modules)
+            and self.modules[index]() is module
+            and ((span := self.trace.calls[index]) is None or span.start == start)
+        )
+
+
+class Forward:
+    """A forward of a model while it runs.
+
+    Args:
+        model: The model.
+        count: Counts the saved tensors that exist.
+        planned: The forward that is expected, and the calls of it to drop; None drops what is
+            needed to be within the budget.
+        budget_bytes: What all saved tensors may take.
+        effects: Effects of the script's code so far; a call in which one is added is not dropped.
+        hooked: Modules with hooks of the script within them; their calls are not dropped.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        count: SavedBytes,
+        planned: Planned | None,
+        budget_bytes: int,
+        effects: Sized,
+        hooked: Collection[torch.nn.Module] = (),
+    ) -> None:
+        self._names = {module: name for name, module in model.named_modules()}
+        self._count, self._planned, self._budget_bytes = count, planned, budget_bytes
+        self._effects, self._hooked = effects, hooked
+        count.existing = self._existing = {
+            tensor.untyped_storage().data_ptr()
+            for tensors in (model.parameters(), model.buffers())
+            for tensor in tensors
+        }
+        self._holders: list[weakref.ref[SavedTensor]] = []
+        self._storages: list[int] = []
+        self._sizes: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        """Number of the storage at each address."""
+        self._num_storages = 0
+        self._spans: list[CallSpan | None] = []
+        self._modules: list[weakref.ref[torch.nn.Module]] = []
+        self.is_as_planned = True
+        """Whether all calls so far are those that were planned."""
+        self._waiting: dict[int, ModuleCall] = {}
+        """Calls that have ended and may be dropped, by index."""
+        self._dropped: dict[int, str] = {}
+        """Names of the modules of calls that were dropped, by index."""
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the model, with its saved tensors in the hands of this object."""
+        with saved_tensors_hooks(self._pack, SavedTensor.unpack):
+            result = function(*args, **kwargs)
+        self._waiting.clear()
+        return result
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        position = len(self._holders)
+        storage = tensor.untyped_storage()
+        holder = SavedTensor(tensor, position, self._count)
+        self._holders.append(weakref.ref(holder))
+        self._storages.append(self._identify(storage))
+        return holder
+
+    def _identify(self, storage: torch.UntypedStorage) -> int:
+        """Return a number for a storage; 0 for those of parameters and buffers."""
+        address = storage.data_ptr()
+        if address in self._existing:
+            return 0
+        number = self._numbers.get(address)
+        if number is None:
+            self._num_storages += 1
+            number = self._numbers[address] = self._num_storages
+            self._sizes[number] = storage.nbytes()
+        return number
+
+    def call_module(
+        self, function: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a module of the model, and drop what autograd saves in the call, if planned."""
+        index, start = len(self._spans), len(self._holders)
+        self._spans.append(None)
+        self._modules.append(weakref.ref(module))
+        if self._planned is not None and not self._planned.has(index, module, start):
+            self.is_as_planned = False
+        # (recomputing the model itself, whose name is empty, would save nothing)
+        is_candidate = bool(self._names.get(module)) and module not in self._hooked
+        if not is_candidate or not torch.is_grad_enabled():
+            return function(module, *args, **kwargs)
+        may_be_dropped = self._planned is None or (
+            self.is_as_planned and index in self._planned.dropped
+        )
+        call = None
+        if may_be_dropped:
+            bound = _CallOfModule(function, module)
+            call = ModuleCall(
+                self._names[module], bound, ModuleState(module), args, kwargs, self._count
+            )
+        inputs = {self._identify(tensor.untyped_storage()) for tensor in tensors_in(args, kwargs)}
+        num_effects, python_state = (
+            len(self._effects),
+            random.getstate() if may_be_dropped else None,
+        )
+        begin = time.perf_counter()
+        result = function(module, *args, **kwargs)
+        seconds = time.perf_counter() - begin
+        end = len(self._holders)
+        is_repeatable = (
+            end > start
+            and num_effects == len(self._effects)
+            and (call is None or (call.is_unchanged() and random.getstate() == python_state))
+        )
+        if is_repeatable:
+            self._spans[index] = CallSpan(
+                start=start, end=end, seconds=seconds, inputs=tuple(inputs)
+            )
+            if call is not None:
+                self._end_call(index, call)
+        return result
+
+    def _end_call(self, index: int, call: ModuleCall) -> None:
+        if self._planned is not None:
+            self._drop(index, call)
+            return
+        self._waiting[index] = call
+        while self._count.total > self._budget_bytes and self._waiting:
+            costs = {index: self._seconds_per_byte(index) for index in self._waiting}
+            cheapest = min(costs, key=costs.__getitem__)
+            if math.isinf(costs[cheapest]):
+                return
+            self._drop(cheapest, self._waiting[cheapest])
+
+    def _seconds_per_byte(self, index: int) -> float:
+        """Return the time that recomputing a call costs for each byte; inf if it saves none."""
+        span = self._spans[index]
+        assert span is not None
+        kept = {
+            self._storages[position]
+            for position in range(span.start, span.end)
+            if (holder := self._holders[position]()) is not None and holder.tensor is not None
+        }
+        num_bytes = sum(self._sizes.get(number, 0) for number in kept.difference(span.inputs))
+        return span.seconds / num_bytes if num_bytes else math.inf
+
+    def _drop(self, index: int, call: ModuleCall) -> None:
+        span = self._spans[index]
+        assert span is not None
+        call.drop(self._holders[span.start : span.end])
+        for address in self._numbers.keys() - self._count.addresses:
+            del self._numbers[address]  # another tensor may get it
+        inner = [
+            each
+            for each, inner_span in enumerate(self._spans)
+            if inner_span is not None
+            and span.start <= inner_span.start
+            and inner_span.end <= span.end
+        ]
+        for each in inner:
+            self._waiting.pop(each, None)
+            self._dropped.pop(each, None)
+        self._dropped[index] = call.name
+
+    def planned(self, dropped: Collection[int]) -> Planned:
+        """Return this forward as one that another is to be like."""
+        return Planned(self.trace(), tuple(self._modules), dropped)
+
+    def names_of_dropped(self) -> list[str]:
+        """Return the names of the modules whose calls were dropped."""
+        return list(self._dropped.values())
+
+    def trace(self) -> ForwardTrace:
+        """Return what was saved, with the calls that can be recomputed, by index."""
+        return ForwardTrace(
+            saved=tuple(self._storages), sizes=self._sizes, calls=tuple(self._spans)
+        )
+
+
+class _CallOfModule:
+    """A call of a module as torch makes it, without the recorder."""
+
+    def __init__(self, function: Callable[..., Any], module: torch.nn.Module) -> None:
+        self._function, self._module = function, module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(self._module, *args, **kwargs)

@@ -1,0 +1,261 @@
+"""Keep training below a memory limit: activations of some modules are recomputed in backward."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from cputrain.errors import MemoryLimitError
+from cputrain.memory.forward import Forward
+from cputrain.memory.process_memory import anonymous_bytes, process_memory, reset_peak
+from cputrain.memory.saved_tensors import SavedBytes
+from cputrain.memory.schedule import calls_to_recompute
+from cputrain.runtime.effects import effects_listed
+from cputrain.runtime.glibc import Malloc
+from cputrain.runtime.module_hooks import ModuleHooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from cputrain.memory.forward import Planned
+
+MIB = 1 << 20
+
+MARGIN = 0.03
+"""Part of the limit that is left free."""
+
+FIRST_RESERVE_BYTES = 64 << 20
+"""What a first step is thought to need beside gradients and what autograd saves."""
+
+MIN_HEADROOM_BYTES, HEADROOM = 32 << 20, 3
+"""Free memory that is given back before the limit is reached: at least so much, and so many times
+the largest saved tensor, for what operators need meanwhile."""
+
+MIN_GROWTH_BYTES = 16 << 20
+"""How much more memory there must be before free memory is given back again."""
+
+FADING = 0.95
+"""What remains, after another step, of the memory by which a step was above the limit."""
+
+SLACK = 0.1
+"""Part of a forward's saved bytes that must be free before fewer calls are recomputed."""
+
+
+class _Current(threading.local):
+    """The forward that this thread runs; None outside of models and in a recomputation."""
+
+    forward: Forward | None = None
+
+
+class RecomputationPlan:
+    """Calls of one forward that are recomputed."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._planned = forward.planned(())
+        self.peak_bytes = self._planned.trace.saved_bytes
+        """The most that autograd will save at once."""
+
+    def fit(self, budget_bytes: int) -> Planned:
+        """Choose again if the choice does not fit, or fewer calls would do."""
+        trace, recomputed = self._planned.trace, self._planned.dropped
+        is_tight = budget_bytes < self.peak_bytes + trace.saved_bytes * SLACK
+        if self.peak_bytes > budget_bytes or (recomputed and not is_tight):
+            recomputed = calls_to_recompute(trace, budget_bytes)
+            self._planned = self._planned._replace(dropped=recomputed)
+            self.peak_bytes = trace.peak_bytes(recomputed)
+        return self._planned
+
+
+class MemoryLimiter:
+    """Budget of what autograd saves, from the memory of each step.
+
+    Free memory of the heap is given back where the process is at its limit, so that the budget is
+    that of memory in use.
+
+    Args:
+        limit_bytes: Largest resident memory of this process, without pages of files.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = int(limit_bytes * (1 - MARGIN))
+        self._malloc = Malloc()
+        self._count = SavedBytes(self._look)
+        self._current = _Current()
+        self._hooks = ModuleHooks(torch)
+        self._plans: WeakKeyDictionary[Any, dict[Any, RecomputationPlan]] = WeakKeyDictionary()
+        """Plans of each model, by the shapes that it is called with."""
+        self._after_trim = 0
+        """Resident memory after free memory was given back the last time."""
+        self._unallocated_bytes = 0
+        """Resident memory that is not allocated, as it was when free memory was given back."""
+        self._base_bytes: int | None = None
+        """Allocated memory at the first forward of the step; None before it."""
+        self._temporary_bytes = 0
+        """What a step needs beside what is there at its begin and what autograd saves."""
+        self._reserve_bytes = 0
+        """The same of the step before, with what was missing in it."""
+        self._missing_bytes = 0
+        """By how much steps were above the limit, lately."""
+        self.peak_bytes = 0
+        """The largest memory in any step."""
+        self.recomputed: list[str] = []
+        """Names of the modules that are recomputed in the last forward's backward."""
+
+    def call_model(self, call: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a model, and drop what autograd saves where it does not fit."""
+        is_training = torch.is_grad_enabled() and any(
+            parameter.requires_grad for parameter in model.parameters()
+        )
+        if not is_training:
+            return call(model, *args, **kwargs)
+        if self._base_bytes is None:
+            self._begin_step(model)
+        plans = self._plans.setdefault(model, {})
+        key = _key_of(model, args, kwargs)
+        plan, budget_bytes = plans.get(key), self._budget_bytes()
+        planned = None if plan is None else plan.fit(budget_bytes - self._count.total)
+        with effects_listed() if planned is None else nullcontext([]) as effects:
+            hooked = self._hooks.holders(model)
+            forward = Forward(model, self._count, planned, budget_bytes, effects, hooked)
+            self._current.forward = forward
+            try:
+                result = forward.run(call, model, *args, **kwargs)
+            finally:
+                self._current.forward = None
+        self.recomputed = forward.names_of_dropped() or self.recomputed
+        self._check(forward, args, kwargs)
+        if planned is None:
+            plans[key] = RecomputationPlan(forward)
+        elif not forward.is_as_planned:
+            del plans[key]
+        return result
+
+    def call_module(self, call: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a module within a model; in place of Module._call_impl."""
+        forward = self._current.forward
+        if forward is None:
+            return call(module, *args, **kwargs)
+        return forward.call_module(call, module, *args, **kwargs)
+
+    def _begin_step(self, model: Any) -> None:
+        if not self._plans:  # a first forward
+            self._give_back()
+            self._reserve_bytes = FIRST_RESERVE_BYTES + sum(
+                parameter.nbytes
+                for parameter in model.parameters()
+                if parameter.requires_grad and parameter.grad is None
+            )
+        reset_peak()
+        self._count.peak = self._count.total
+        self._base_bytes = self._allocated_bytes() - self._count.total
+        self._temporary_bytes, self._after_trim = 0, 0
+
+    def _check(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise MemoryLimitError if backward would need more than there is.
+
+        What is reserved for temporary tensors is a guess in the first step, and does not count.
+        """
+        assert self._base_bytes is not None
+        static_bytes = self._base_bytes + self._unallocated_bytes
+        missing_bytes = static_bytes + self._count.total - self._limit_bytes
+        if missing_bytes <= 0:
+            return
+        batch = next(
+            (leaf.size(0) for leaf in tree_leaves((args, kwargs))
+             if isinstance(leaf, torch.Tensor) and leaf.dim()), 0
+        )  # fmt: skip
+        fitting = batch * (self._limit_bytes - static_bytes) // max(1, self._count.total)
+        raise MemoryLimitError(
+            "the memory of a step",
+            f"must fit into the limit of {self._limit_bytes // MIB:,} MiB",
+            found=f"{(static_bytes + self._count.total) // MIB:,} MiB that it needs at least, of "
+            f"which {static_bytes // MIB:,} are there before its forward",
+            do=f"A batch of {fitting} instead of {batch} would fit."
+            if fitting >= 1
+            else "No batch fits: set a larger limit, or train a smaller model.",
+        )
+
+    def _allocated_bytes(self) -> int:
+        allocated = self._malloc.in_use_bytes()
+        return anonymous_bytes() if allocated is None else allocated
+
+    def _look(self) -> None:
+        """Measure what is allocated, and give back free memory if the process is at its limit."""
+        if self._base_bytes is not None:
+            temporary = self._allocated_bytes() - self._base_bytes - self._count.total
+            self._temporary_bytes = max(self._temporary_bytes, temporary)
+        headroom_bytes = max(
+            MIN_HEADROOM_BYTES, HEADROOM * self._count.largest, self._temporary_bytes
+        )
+        resident = anonymous_bytes()
+        if resident > max(self._limit_bytes - headroom_bytes, self._after_trim + MIN_GROWTH_BYTES):
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Return free memory of the heap to the kernel."""
+        self._malloc.trim()
+        resident = anonymous_bytes()
+        self._unallocated_bytes = max(0, resident - self._allocated_bytes())
+        self._after_trim = resident
+
+    def _budget_bytes(self) -> int:
+        """Return what all saved tensors may take."""
+        assert self._base_bytes is not None
+        needed_bytes = self._base_bytes + self._unallocated_bytes + self._reserve_bytes
+        return self._limit_bytes - needed_bytes
+
+    def before_step(self, optimizer: Any, *_: object) -> None:
+        """Raise MemoryLimitError if the state that an optimizer is about to make does not fit."""
+        if optimizer.state:
+            return
+        state_bytes = sum(
+            _num_states(optimizer, group) * parameter.nbytes
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        )
+        needed_bytes = self._allocated_bytes() + self._unallocated_bytes + state_bytes
+        if needed_bytes > self._limit_bytes:
+            raise MemoryLimitError(
+                "parameters, gradients and the state of the optimizer",
+                f"must fit into the limit of {self._limit_bytes // MIB:,} MiB",
+                found=f"{needed_bytes // MIB:,} MiB, of which {state_bytes // MIB:,} are the state "
+                f"of {type(optimizer).__name__}",
+                do="No batch fits: set a larger limit, or train a smaller model.",
+            )
+
+    def after_step(self, *_: object) -> None:
+        """Measure what the step needed, after an optimizer's step."""
+        if self._base_bytes is None:
+            return
+        memory = process_memory()
+        self.peak_bytes = max(self.peak_bytes, memory.peak_bytes)
+        # what was needed once is needed again, now and then
+        self._missing_bytes = int(FADING * self._missing_bytes)
+        self._missing_bytes += max(0, memory.peak_bytes - self._limit_bytes)
+        self._reserve_bytes = self._temporary_bytes + self._missing_bytes
+        self._base_bytes = None
+
+
+def _num_states(optimizer: Any, group: dict[str, Any]) -> int:
+    """Return how many tensors like each parameter an optimizer of torch keeps; 0 if unknown."""
+    name = type(optimizer).__name__
+    if name in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax"):
+        return 3 if group.get("amsgrad") else 2
+    if name == "SGD":
+        return int(bool(group.get("momentum")))
+    return int(name in ("RMSprop", "Rprop"))
+
+
+def _key_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    shapes = tuple(
+        tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None
+        for leaf in tree_leaves((args, kwargs))
+    )
+    return model.training, shapes

@@ -1,0 +1,147 @@
+"""Tensors that autograd saves, in the hands of a recorder: they can be dropped and made again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Set
+
+    import torch
+
+    from cputrain.memory.module_call import ModuleCall
+
+
+LARGE_BYTES = 1 << 20
+"""Size of a tensor beside which it is worth the time to look at the process's memory."""
+
+
+class SavedBytes:
+    """Bytes of all saved tensors that exist now; tensors of one storage count once.
+
+    Storages that exist anyway, as those of parameters, are counted with no bytes.
+
+    Args:
+        check: Is called whenever a large tensor is saved, or read in backward.
+    """
+
+    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
+        self._check = check
+        self.existing: Set[int] = frozenset()
+        """Addresses of such storages."""
+        self.total = 0
+        self.peak = 0
+        self.largest = 0
+        """Bytes of the largest storage so far."""
+        self._num_uses: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def addresses(self) -> Set[int]:
+        """Addresses of their storages."""
+        return self._num_uses.keys()
+
+    def add(self, storage: torch.UntypedStorage) -> int:
+        """Count a tensor of a storage; return the storage's address."""
+        address = storage.data_ptr()
+        count = self._num_uses.get(address, 0)
+        self._num_uses[address] = count + 1
+        if not count:
+            num_bytes = 0 if address in self.existing else storage.nbytes()
+            self._sizes[address] = num_bytes
+            self.total += num_bytes
+            self.largest = max(self.largest, num_bytes)
+            self.peak = max(self.peak, self.total)
+            self.check(num_bytes)
+        return address
+
+    def check(self, num_bytes: int) -> None:
+        """Check the process's memory beside a tensor of some size."""
+        if num_bytes >= LARGE_BYTES:
+            self._check()
+
+    def remove(self, address: int) -> None:
+        """Count a tensor of the storage at an address no longer."""
+        count = self._num_uses[address] - 1
+        if count:
+            self._num_uses[address] = count
+        else:
+            del self._num_uses[address]
+            self.total -= self._sizes.pop(address)
+
+
+class SavedTensor:
+    """What autograd holds in place of a tensor that it saves.
+
+    Autograd gives up its check for changes in place where hooks pack tensors: `unpack` has it.
+    """
+
+    __slots__ = (
+        "__weakref__", "_address", "_count", "_origin", "_version", "call", "dtype", "position",
+        "shape", "tensor",
+    )  # fmt: skip
+
+    def __init__(self, tensor: torch.Tensor, position: int, count: SavedBytes) -> None:
+        self.position = position
+        """Number of tensors that were saved in this forward before."""
+        self.call: ModuleCall | None = None
+        """The call whose recomputation makes the tensor again, once it is dropped."""
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+        self._version = tensor._version
+        node = tensor.grad_fn
+        self._origin = None if node is None else (node.name(), tensor.output_nr)
+        self._count = count
+        self.tensor: torch.Tensor | None = None
+        self._hold(tensor)
+
+    def _hold(self, tensor: torch.Tensor) -> None:
+        # without its graph: that would hold this object again
+        self.tensor = tensor.detach()
+        storage = tensor.untyped_storage()
+        self._address = self._count.add(storage)
+
+    def drop(self) -> None:
+        """Release the tensor, which a recomputation makes again."""
+        if self.tensor is not None:
+            self.tensor = None
+            self._count.remove(self._address)
+
+    def restore(self, tensor: torch.Tensor) -> None:
+        """Take the tensor that a recomputation has made."""
+        if self.tensor is None:
+            self._hold(tensor)
+            self._version = tensor._version
+
+    def unpack(self) -> torch.Tensor:
+        """Return the tensor, made again if it was dropped.
+
+        Raises:
+            RuntimeError: It was changed in place since it was saved.
+        """
+        if self.tensor is None:
+            assert self.call is not None
+            self.call.recompute()
+        tensor = self.tensor
+        assert tensor is not None
+        if tensor._version != self._version:
+            raise RuntimeError(self._changed_text(tensor))
+        self._count.check(tensor.nbytes)
+        return tensor
+
+    def _changed_text(self, tensor: torch.Tensor) -> str:
+        """Return the message of autograd's own check."""
+        of_node = ""
+        if self._origin is not None:
+            name, output = self._origin
+            of_node = f", which is output {output} of {name},"
+        return (
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: [{tensor.type()} {list(tensor.shape)}]{of_node} is at version "
+            f"{tensor._version}; expected version {self._version} instead. Hint: enable anomaly "
+            "detection to find the operation that failed to compute its gradient, with "
+            "torch.autograd.set_detect_anomaly(True)."
+        )
+
+    def __del__(self) -> None:
+        if self.tensor is not None:
+            self._count.remove(self._address)
