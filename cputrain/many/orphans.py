@@ -7,7 +7,7 @@ import os
 import signal
 from contextlib import suppress
 
-from cputrain.many.tree_memory import children_by_parent
+from cputrain.memory.tree import children_by_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from cputrain.many.orphans import adopt_orphans, kill_orphans
 from cputrain.many.output import last_lines, last_values
 from cputrain.many.snapshot import QueueSnapshot, RunningJob, TimeLeft
 from cputrain.many.stacks import read_rule
-from cputrain.many.tree_memory import TreeMemorySampler
+from cputrain.memory.tree import TreeMemorySampler
 from cputrain.record import Record
 from cputrain.runtime.common_data import create_common_data
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from cputrain.memory.saved_tensors import SavedBytes
 
 
+LARGE_LAYER = 0.25
+"""Part of all saved bytes from which a layer is shown by its parts."""
+
+
 class Planned(NamedTuple):
     """A forward that is to be like an earlier one."""
 
@@ -200,6 +204,34 @@ class Forward:
             self._waiting.pop(each, None)
             self._dropped.pop(each, None)
         self._dropped[index] = call.name
+
+    def saved_by_layer(self) -> list[tuple[str, int]]:
+        """Return the bytes that are saved in each layer of the model, by name, the largest first.
+
+        Of a module with more than a quarter of all, the modules within it are layers.
+        """
+        first_use: dict[int, int] = {}
+        for position, number in enumerate(self._storages):
+            first_use.setdefault(number, position)
+        total_bytes = sum(self._sizes.get(number, 0) for number in first_use)
+        layers: dict[str, int] = {}
+        position = 0
+        for span, reference in zip(self._spans, self._modules, strict=True):
+            module = reference()
+            if span is None or module is None or span.start < position:
+                continue  # (it is within a layer)
+            num_bytes = sum(
+                self._sizes.get(number, 0)
+                for number, place in first_use.items()
+                if span.start <= place < span.end
+            )
+            has_parts = next(module.children(), None) is not None
+            if has_parts and num_bytes > LARGE_LAYER * total_bytes:
+                continue
+            name = self._names[module]
+            layers[name] = layers.get(name, 0) + num_bytes
+            position = span.end
+        return sorted(layers.items(), key=lambda layer: -layer[1])
 
     def planned(self, dropped: Collection[int]) -> Planned:
         """Return this forward as one that another is to be like."""

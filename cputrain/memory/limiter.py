@@ -17,6 +17,7 @@ from cputrain.memory.saved_tensors import SavedBytes
 from cputrain.memory.schedule import calls_to_recompute
 from cputrain.runtime.effects import effects_listed
 from cputrain.runtime.glibc import Malloc
+from cputrain.runtime.kept_memory import TOUCHED_BYTES_PER_S
 from cputrain.runtime.module_hooks import ModuleHooks
 
 if TYPE_CHECKING:
@@ -27,15 +28,18 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
-MARGIN = 0.03
+MARGIN = 0.04
 """Part of the limit that is left free."""
 
 FIRST_RESERVE_BYTES = 64 << 20
 """What a first step is thought to need beside gradients and what autograd saves."""
 
 MIN_HEADROOM_BYTES, HEADROOM = 32 << 20, 3
-"""Free memory that is given back before the limit is reached: at least so much, and so many times
-the largest saved tensor, for what operators need meanwhile."""
+"""Free memory that is given back before the limit is reached: at least so much, and in the first
+steps so many times the largest saved tensor, for what operators need meanwhile."""
+
+NUM_FIRST_STEPS = 2
+"""Steps after which it is known what operators need."""
 
 MIN_GROWTH_BYTES = 16 << 20
 """How much more memory there must be before free memory is given back again."""
@@ -61,12 +65,24 @@ class RecomputationPlan:
         self.peak_bytes = self._planned.trace.saved_bytes
         """The most that autograd will save at once."""
 
-    def fit(self, budget_bytes: int) -> Planned:
-        """Choose again if the choice does not fit, or fewer calls would do."""
+    def fit(self, budget_bytes: int, spare_bytes: int) -> Planned:
+        """Choose again if the choice does not fit, or fewer calls would do.
+
+        Args:
+            budget_bytes: What autograd may save at once.
+            spare_bytes: What had better stay free, where recomputing takes less time than touching
+                so much memory anew.
+        """
         trace, recomputed = self._planned.trace, self._planned.dropped
-        is_tight = budget_bytes < self.peak_bytes + trace.saved_bytes * SLACK
-        if self.peak_bytes > budget_bytes or (recomputed and not is_tight):
+        wanted_bytes = budget_bytes - spare_bytes
+        is_tight = wanted_bytes < self.peak_bytes + trace.saved_bytes * SLACK
+        if self.peak_bytes > wanted_bytes or (recomputed and not is_tight):
             recomputed = calls_to_recompute(trace, budget_bytes)
+            if spare_bytes:
+                more = calls_to_recompute(trace, wanted_bytes)
+                seconds = trace.seconds(more) - trace.seconds(recomputed)
+                if seconds < spare_bytes / TOUCHED_BYTES_PER_S:
+                    recomputed = more
             self._planned = self._planned._replace(dropped=recomputed)
             self.peak_bytes = trace.peak_bytes(recomputed)
         return self._planned
@@ -90,6 +106,10 @@ class MemoryLimiter:
         self._hooks = ModuleHooks(torch)
         self._plans: WeakKeyDictionary[Any, dict[Any, RecomputationPlan]] = WeakKeyDictionary()
         """Plans of each model, by the shapes that it is called with."""
+        self._largest_seen_bytes = 0
+        """The largest memory of the step where it was looked at."""
+        self._unseen_bytes: int | None = None
+        """By how much steps' peaks were above that; None before it is known."""
         self._after_trim = 0
         """Resident memory after free memory was given back the last time."""
         self._unallocated_bytes = 0
@@ -100,8 +120,11 @@ class MemoryLimiter:
         """What a step needs beside what is there at its begin and what autograd saves."""
         self._reserve_bytes = 0
         """The same of the step before, with what was missing in it."""
+        self._trimmed_bytes = self._spare_bytes = 0
+        """What was given back within the step, and what is not planned with, so that less is."""
         self._missing_bytes = 0
         """By how much steps were above the limit, lately."""
+        self._num_steps = 0
         self.peak_bytes = 0
         """The largest memory in any step."""
         self.recomputed: list[str] = []
@@ -119,7 +142,9 @@ class MemoryLimiter:
         plans = self._plans.setdefault(model, {})
         key = _key_of(model, args, kwargs)
         plan, budget_bytes = plans.get(key), self._budget_bytes()
-        planned = None if plan is None else plan.fit(budget_bytes - self._count.total)
+        planned = (
+            None if plan is None else plan.fit(budget_bytes - self._count.total, self._spare_bytes)
+        )
         with effects_listed() if planned is None else nullcontext([]) as effects:
             hooked = self._hooks.holders(model)
             forward = Forward(model, self._count, planned, budget_bytes, effects, hooked)
@@ -129,7 +154,7 @@ class MemoryLimiter:
             finally:
                 self._current.forward = None
         self.recomputed = forward.names_of_dropped() or self.recomputed
-        self._check(forward, args, kwargs)
+        self._check(args, kwargs)
         if planned is None:
             plans[key] = RecomputationPlan(forward)
         elif not forward.is_as_planned:
@@ -154,9 +179,10 @@ class MemoryLimiter:
         reset_peak()
         self._count.peak = self._count.total
         self._base_bytes = self._allocated_bytes() - self._count.total
-        self._temporary_bytes, self._after_trim = 0, 0
+        self._temporary_bytes = self._after_trim = self._trimmed_bytes = 0
+        self._largest_seen_bytes = self._base_bytes
 
-    def _check(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise MemoryLimitError if backward would need more than there is.
 
         What is reserved for temporary tensors is a guess in the first step, and does not count.
@@ -190,12 +216,15 @@ class MemoryLimiter:
         if self._base_bytes is not None:
             temporary = self._allocated_bytes() - self._base_bytes - self._count.total
             self._temporary_bytes = max(self._temporary_bytes, temporary)
-        headroom_bytes = max(
-            MIN_HEADROOM_BYTES, HEADROOM * self._count.largest, self._temporary_bytes
-        )
+        unseen_bytes = self._unseen_bytes
+        if unseen_bytes is None:
+            unseen_bytes = HEADROOM * self._count.largest
+        headroom_bytes = max(MIN_HEADROOM_BYTES, unseen_bytes)
         resident = anonymous_bytes()
+        self._largest_seen_bytes = max(self._largest_seen_bytes, resident)
         if resident > max(self._limit_bytes - headroom_bytes, self._after_trim + MIN_GROWTH_BYTES):
             self._give_back()
+            self._trimmed_bytes += max(0, resident - self._after_trim)
 
     def _give_back(self) -> None:
         """Return free memory of the heap to the kernel."""
@@ -212,6 +241,7 @@ class MemoryLimiter:
 
     def before_step(self, optimizer: Any, *_: object) -> None:
         """Raise MemoryLimitError if the state that an optimizer is about to make does not fit."""
+        self._look()
         if optimizer.state:
             return
         state_bytes = sum(
@@ -220,6 +250,8 @@ class MemoryLimiter:
             for parameter in group["params"]
             if parameter.grad is not None
         )
+        if anonymous_bytes() + state_bytes > self._limit_bytes:
+            self._give_back()
         needed_bytes = self._allocated_bytes() + self._unallocated_bytes + state_bytes
         if needed_bytes > self._limit_bytes:
             raise MemoryLimitError(
@@ -236,10 +268,16 @@ class MemoryLimiter:
             return
         memory = process_memory()
         self.peak_bytes = max(self.peak_bytes, memory.peak_bytes)
+        self._num_steps += 1
+        if self._num_steps > NUM_FIRST_STEPS:
+            unseen_bytes = memory.peak_bytes - self._largest_seen_bytes
+            self._unseen_bytes = max(unseen_bytes, self._unseen_bytes or 0)
         # what was needed once is needed again, now and then
         self._missing_bytes = int(FADING * self._missing_bytes)
         self._missing_bytes += max(0, memory.peak_bytes - self._limit_bytes)
         self._reserve_bytes = self._temporary_bytes + self._missing_bytes
+        self._spare_bytes = int(FADING * self._spare_bytes) + self._trimmed_bytes
+        self._spare_bytes = min(self._spare_bytes, self._limit_bytes // 4)
         self._base_bytes = None
 
 

@@ -64,6 +64,10 @@ class ForwardTrace(Record):
         assert call is not None
         return call
 
+    def seconds(self, recomputed: Iterable[int]) -> float:
+        """Return how long the forwards of some calls took."""
+        return sum(self.span(index).seconds for index in recomputed)
+
     def peak_bytes(self, recomputed: Collection[int]) -> int:
         """Return the largest sum of saved tensors during backward.
 
@@ -122,7 +126,7 @@ def calls_to_recompute(trace: ForwardTrace, budget_bytes: int) -> frozenset[int]
 
     def cost(choice: frozenset[int]) -> tuple[int, float]:
         beyond_bytes = max(0, trace.peak_bytes(choice) - budget_bytes)
-        return beyond_bytes, sum(trace.span(index).seconds for index in choice)
+        return beyond_bytes, trace.seconds(choice)
 
     return min(choices, key=cost)
 

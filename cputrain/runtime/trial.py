@@ -45,6 +45,10 @@ def watch(torch: ModuleType) -> None:
         from cputrain.runtime.verifying import Verifier
 
         Verifier(torch, **arguments)
+    elif "memory" in arguments:
+        from cputrain.memory.recorder import MemoryRecorder
+
+        MemoryRecorder(torch, **arguments)
     elif "diagnose" in arguments:
         from cputrain.runtime.diagnosing import Observer
 

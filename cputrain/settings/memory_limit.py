@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
+KERNEL_BYTES = 32 * MIB
+"""What the kernel itself takes of a container's memory for a process, as page tables."""
+
 PLAIN_VALUES = ("auto", "off", "1")
 """Values of other settings with which models are called as they are."""
 
@@ -44,7 +47,8 @@ class MemoryLimitSetting(Setting[int | None]):
             return self.decision(None, "no memory limit", "the size of memory is unknown")
         else:
             num_processes = 1 if request.rank is None else request.rank.count
-            limit_bytes = machine.budget.memory_bytes // num_processes
+            share_bytes = machine.budget.memory_bytes // num_processes
+            limit_bytes = max(MIB, share_bytes - KERNEL_BYTES)
         return self.decision(limit_bytes, f"at most {limit_bytes / MIB:,.0f} MiB", user=user)
 
     def _check(self, request: Request, user: UserValue) -> None:

@@ -25,6 +25,10 @@ OPTIONS = (
     Option(flag="--all", help="show decisions that change nothing, too"),
     Option(flag="--json", help="print the plan as JSON, for launch --plan"),
     Option(flag="--why-not", takes="NAME", help="say why a value was rejected: --why-not tcmalloc"),
+    Option(flag="--memory", help="run the script's first steps, and show what takes its memory"),
+    Option(
+        flag="--yes", help="with --memory: run even if files that it writes cannot be discarded"
+    ),
     Option(flag="--plan", takes="FILE", help="show a saved plan"),
     *SOURCE_OPTIONS,
 )
@@ -36,6 +40,7 @@ COMMAND = Command(
     summary="Shows what cputrain launch would do with the same options, and why.",
     examples=(
         Example(line="cputrain plan train.py", does="with the settings tuned for train.py"),
+        Example(line="cputrain plan --memory train.py", does="what its first steps take"),
         Example(line="cputrain plan --why-not tcmalloc", does="why a value is not used"),
         Example(line="cputrain plan --json > plan.json", does="save it for launch --plan"),
     ),
@@ -66,6 +71,12 @@ def main(argv: Sequence[str]) -> int:
         )
     if source.live:
         planning.check_preload(plan)
+    if parsed.has("--memory"):
+        from cputrain.launch.commands.tune import script_target
+        from cputrain.launch.memory_plan import show_memory
+
+        launch_target = script_target(parsed, COMMAND, "cputrain plan --memory")
+        return show_memory(parsed, plan, launch_target, machine)
     if parsed.has("--json"):
         print(json.dumps(plan.document(), indent=1))
         return 0

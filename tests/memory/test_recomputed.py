@@ -17,22 +17,22 @@ from torch.utils.checkpoint import checkpoint
 from cputrain.errors import RecomputationError
 from cputrain.memory import limiter
 from cputrain.memory.forward import Forward
+from cputrain.memory.limiter import MemoryLimiter
 from cputrain.memory.saved_tensors import SavedTensor
 from cputrain.memory.schedule import CallSpan, ForwardTrace
 from cputrain.runtime.memory_limit import MemoryLimit
 
-EVERYTHING = -(1 << 50)
-"""Limit with which all is dropped that can be."""
-
 
 @contextmanager
-def limited(limit_bytes: int = EVERYTHING) -> Iterator[MemoryLimit]:
-    """Train below a limit."""
-    applied = MemoryLimit(torch, limit_bytes)
-    try:
-        yield applied
-    finally:
-        applied.undo()
+def limited() -> Iterator[MemoryLimit]:
+    """Train with as little memory as can be: all is dropped that saves any."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(MemoryLimiter, "_budget_bytes", lambda _: -(1 << 50))
+        applied = MemoryLimit(torch, 1 << 50)
+        try:
+            yield applied
+        finally:
+            applied.undo()
 
 
 class Block(nn.Module):

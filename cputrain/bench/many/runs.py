@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cputrain.bench.many import stacked_trainings, trainings
-from cputrain.many.tree_memory import TreeMemorySampler
+from cputrain.memory.tree import TreeMemorySampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,0 +1,167 @@
+"""`launch --memory-limit` and `plan --memory`: peaks, losses and messages of whole runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.programs import CPUTRAIN, launch, run, script
+
+SCRIPT = """
+import json, sys, torch
+from torch import nn
+torch.manual_seed(0)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(256, 1024), nn.GELU(), nn.Dropout(0.1), nn.Linear(1024, 256), nn.Tanh(),
+        )
+    def forward(self, data):
+        return data + self.layers(data)
+model = nn.Sequential(nn.Linear(64, 256), *(Block() for _ in range(12)), nn.Linear(256, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+batch = int(sys.argv[1])
+losses = []
+for step in range(int(sys.argv[2])):
+    data, labels = torch.randn(batch, 64), torch.randint(10, (batch,))
+    loss = nn.functional.cross_entropy(model(data), labels)
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    losses.append(loss.item())
+print(json.dumps(losses))
+"""
+"""A model that takes some 0.4 GiB beside Python and torch at a batch of 2,000."""
+
+MIB = 1 << 20
+
+LIMITED = re.compile(r"([\d,]+) modules? recomputed in backward \(([\d,]+) of ([\d,]+) MiB\)")
+
+
+def peak_of_plain(folder: Path, path: str) -> int:
+    """MiB that plain python takes without files, as `plan --memory` measures it."""
+    code = (
+        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0]); "
+        "from cputrain.memory.process_memory import process_memory; "
+        "print(process_memory().peak_bytes)"
+    )
+    done = run([sys.executable, "-c", code, path, "2000", "4"], folder)
+    return int(done.stdout.splitlines()[-1]) // MIB
+
+
+def test_a_limit_is_kept_with_the_same_losses(tmp_path: Path) -> None:
+    path = str(script(tmp_path, SCRIPT))
+    expected = launch(tmp_path, path, "2000", "6")
+    peak = peak_of_plain(tmp_path, path)
+    for part in (0.8, 0.65):
+        limit = int(part * peak)
+        done = launch(tmp_path, "--memory-limit", f"{limit}M", path, "2000", "6")
+        assert done.stdout == expected.stdout, done.stderr
+        found = LIMITED.search(done.stderr)
+        assert found is not None, done.stderr
+        used, of = (int(number.replace(",", "")) for number in found.groups()[1:])
+        assert of == limit
+        assert used <= limit
+
+
+def test_a_model_that_does_not_fit_is_refused_before_its_first_step(tmp_path: Path) -> None:
+    path = str(script(tmp_path, SCRIPT))
+    done = launch(tmp_path, "--memory-limit", "150M", path, "2000", "6")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "MemoryLimitError" in done.stderr
+    assert "No batch fits" in done.stderr or re.search(r"A batch of \d+ instead of", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--memory-limit", "7X"), "--memory-limit must be a size; found '7X'"),
+        (("--memory-limit", "1G", "--compile", "on"), "must be set without --compile"),
+        (("--memory-limit", "1G", "--replicas", "2"), "found --replicas 2"),
+    ],
+)
+def test_a_mistake_is_one_message(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    done = launch(tmp_path, *options, str(script(tmp_path, "print(1)")))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def memory_of(folder: Path, *arguments: str) -> dict[str, Any]:
+    """What `plan --memory` tells of a script."""
+    done = run([CPUTRAIN, "plan", "--memory", "--json", *arguments], folder)
+    assert done.returncode == 0, done.stderr
+    memory: dict[str, Any] = json.loads(done.stdout)["memory"]
+    return memory
+
+
+def test_peak_and_largest_batch_are_predicted(tmp_path: Path) -> None:
+    path = str(script(tmp_path, SCRIPT))
+    memory = memory_of(tmp_path, "--memory-limit", "2G", path, "1000", "100")
+    assert memory["batch"] == 1000
+    assert memory["limit_bytes"] == 2 << 30
+    assert sum(memory["parts"].values()) == pytest.approx(memory["peak_bytes"], rel=0.05)
+    parameters = 4 * (64 * 256 + 256 + 12 * (2 * 256 * 1024 + 1280) + 2560 + 10)
+    for part, size in (("parameters", 1), ("gradients", 1), ("optimizer", 2)):
+        assert memory["parts"][part] == pytest.approx(size * parameters, rel=0.01), part
+    # of each sample: the input, and in each block its input, GELU's, dropout's mask and output,
+    # and tanh's output
+    saved = 4 * (64 + 12 * (256 + 1024 + 1024 + 1024 + 256) + 256)
+    assert memory["parts"]["activations"] / 1000 == pytest.approx(saved, rel=0.1)
+    larger = memory_of(tmp_path, path, "2000", "100")["peak_bytes"]
+    predicted = memory["peak_bytes"] + 1000 * memory["bytes_per_sample"]
+    assert predicted == pytest.approx(larger, rel=0.1)
+
+
+def test_memory_is_shown_as_tables(tmp_path: Path) -> None:
+    done = run([CPUTRAIN, "plan", "--memory", str(script(tmp_path, SCRIPT)), "100", "99"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    for text in ("at the peak of a step", "activations that backward needs", "batches of up to"):
+        assert text in done.stdout
+
+
+def test_a_script_without_steps_is_refused(tmp_path: Path) -> None:
+    done = run([CPUTRAIN, "plan", "--memory", str(script(tmp_path, "import torch"))], tmp_path)
+    assert done.returncode == 2
+    assert "must train for some steps; found no optimizer took a step" in done.stderr
+
+
+GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Path]:
+    """A control group of version 1, whose processes may take so much memory."""
+    folder = GROUPS / f"cputrain-{os.getpid()}-{tmp_path.name}"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("control groups of memory cannot be made here")
+    try:
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def test_what_kills_python_is_survived_in_a_control_group(tmp_path: Path, group: Path) -> None:
+    path = str(script(tmp_path, SCRIPT))
+    limit = int(0.65 * peak_of_plain(tmp_path, path))
+    (group / "memory.limit_in_bytes").write_text(str(limit * MIB))
+    enter = f"echo $$ > {group}/cgroup.procs && exec"
+    shell = shutil.which("sh") or "sh"
+    arguments = f"{path} 2000 6"
+    died = run([shell, "-c", f"{enter} {sys.executable} {arguments}"], tmp_path)
+    assert died.returncode == -9, died.stderr
+    done = run(
+        [shell, "-c", f"{enter} {CPUTRAIN} launch --memory-limit auto {arguments}"], tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == launch(tmp_path, path, "2000", "6").stdout
