@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from cputrain.memory.module_call import ModuleCall, ModuleState, tensors_in
 from cputrain.memory.saved_tensors import SavedTensor
 from cputrain.memory.schedule import CallSpan, ForwardTrace
+from cputrain.runtime.saved_tensor_hooks import mark_harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sized
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     from cputrain.memory.saved_tensors import SavedBytes
 
+
+FIRST_TEMPORARIES = 3
+"""What a first backward is thought to need beside saved tensors, in sizes of the largest."""
 
 LARGE_LAYER = 0.25
 """Part of all saved bytes from which a layer is shown by its parts."""
@@ -99,6 +103,7 @@ class Forward:
         self._waiting.clear()
         return result
 
+    @mark_harmless
     def _pack(self, tensor: torch.Tensor) -> Any:
         position = len(self._holders)
         storage = tensor.untyped_storage()
@@ -168,7 +173,8 @@ class Forward:
             self._drop(index, call)
             return
         self._waiting[index] = call
-        while self._count.total > self._budget_bytes and self._waiting:
+        budget_bytes = self._budget_bytes - FIRST_TEMPORARIES * self._count.largest
+        while self._count.total > budget_bytes and self._waiting:
             costs = {index: self._seconds_per_byte(index) for index in self._waiting}
             cheapest = min(costs, key=costs.__getitem__)
             if math.isinf(costs[cheapest]):

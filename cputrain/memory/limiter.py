@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from cputrain.memory.forward import Forward
 from cputrain.memory.process_memory import anonymous_bytes, process_memory, reset_peak
 from cputrain.memory.saved_tensors import SavedBytes
 from cputrain.memory.schedule import calls_to_recompute
+from cputrain.memory.tree import TreeMemorySampler
 from cputrain.runtime.effects import effects_listed
 from cputrain.runtime.glibc import Malloc
 from cputrain.runtime.kept_memory import TOUCHED_BYTES_PER_S
@@ -31,7 +33,7 @@ MIB = 1 << 20
 MARGIN = 0.04
 """Part of the limit that is left free."""
 
-FIRST_RESERVE_BYTES = 64 << 20
+FIRST_RESERVE_BYTES = 32 << 20
 """What a first step is thought to need beside gradients and what autograd saves."""
 
 MIN_HEADROOM_BYTES, HEADROOM = 32 << 20, 3
@@ -47,8 +49,14 @@ MIN_GROWTH_BYTES = 16 << 20
 FADING = 0.95
 """What remains, after another step, of the memory by which a step was above the limit."""
 
+MAX_SHAPES = 64
+"""Shapes of inputs whose forwards are remembered, for each model."""
+
 SLACK = 0.1
 """Part of a forward's saved bytes that must be free before fewer calls are recomputed."""
+
+
+_NO_EFFECTS: AbstractContextManager[list[str]] = nullcontext([])
 
 
 class _Current(threading.local):
@@ -95,11 +103,13 @@ class MemoryLimiter:
     that of memory in use.
 
     Args:
-        limit_bytes: Largest resident memory of this process, without pages of files.
+        limit_bytes: Largest resident memory of this process and its children, without pages of
+            files.
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = int(limit_bytes * (1 - MARGIN))
+        self._limit_bytes = self._whole_limit_bytes = int(limit_bytes * (1 - MARGIN))
+        self._sampler = TreeMemorySampler()
         self._malloc = Malloc()
         self._count = SavedBytes(self._look)
         self._current = _Current()
@@ -145,7 +155,8 @@ class MemoryLimiter:
         planned = (
             None if plan is None else plan.fit(budget_bytes - self._count.total, self._spare_bytes)
         )
-        with effects_listed() if planned is None else nullcontext([]) as effects:
+        watch = effects_listed() if planned is None else _NO_EFFECTS
+        with watch as effects:
             hooked = self._hooks.holders(model)
             forward = Forward(model, self._count, planned, budget_bytes, effects, hooked)
             self._current.forward = forward
@@ -156,6 +167,8 @@ class MemoryLimiter:
         self.recomputed = forward.names_of_dropped() or self.recomputed
         self._check(args, kwargs)
         if planned is None:
+            if len(plans) >= MAX_SHAPES:
+                plans.clear()
             plans[key] = RecomputationPlan(forward)
         elif not forward.is_as_planned:
             del plans[key]
@@ -176,11 +189,17 @@ class MemoryLimiter:
                 for parameter in model.parameters()
                 if parameter.requires_grad and parameter.grad is None
             )
+        self._subtract_workers()
         reset_peak()
         self._count.peak = self._count.total
         self._base_bytes = self._allocated_bytes() - self._count.total
         self._temporary_bytes = self._after_trim = self._trimmed_bytes = 0
         self._largest_seen_bytes = self._base_bytes
+
+    def _subtract_workers(self) -> None:
+        """Leave this process what its child processes, such as loader workers, do not take."""
+        for sample in self._sampler.sample([os.getpid()]).values():
+            self._limit_bytes = self._whole_limit_bytes - sample.current_bytes
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise MemoryLimitError if backward would need more than there is.

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from cputrain.errors import RecomputationError
 from cputrain.memory.saved_tensors import SavedTensor
 from cputrain.runtime.root_forward import within_call
+from cputrain.runtime.saved_tensor_hooks import mark_harmless
 
 if TYPE_CHECKING:
     import weakref
@@ -55,9 +56,11 @@ class ModuleState:
             }
             buffers = dict(each._buffers)
             for name, buffer in buffers.items():
+                if buffer is None:
+                    continue
                 if _is_copied(buffer):
                     buffers[name] = buffer.detach().clone()
-                elif buffer is not None:
+                else:
                     self._versions.append((buffer, buffer._version))
             attributes["_buffers"] = buffers
             attributes["_parameters"] = parameters = dict(each._parameters)
@@ -147,11 +150,9 @@ class ModuleCall:
         # one tensor that is several arguments is one tensor again: attention asks for that
         self._leaves = [_Tensor(id(leaf)) if id(leaf) in tensors else leaf for leaf in leaves]
         self._random_state = torch.get_rng_state()
-        self._autocast = {
-            "enabled": torch.is_autocast_enabled("cpu"),
-            "dtype": torch.get_autocast_dtype("cpu"),
-            "cache_enabled": torch.is_autocast_cache_enabled(),
-        }
+        self._autocasts = torch.is_autocast_enabled("cpu")
+        self._autocast_dtype = torch.get_autocast_dtype("cpu")
+        self._caches_casts = torch.is_autocast_cache_enabled()
         self._saved: list[weakref.ref[SavedTensor]] = []
         self._held: list[int] = []
 
@@ -196,7 +197,8 @@ class ModuleCall:
         ]
         last, num_saved = wanted[-1], 0
 
-        def restore(tensor: torch.Tensor) -> None:
+        @mark_harmless
+        def restore(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal num_saved
             index, num_saved = num_saved, num_saved + 1
             if index <= last:
@@ -207,8 +209,10 @@ class ModuleCall:
                     holder.restore(tensor)
             if index >= last:
                 raise _EnoughError
-            # nothing is returned: a graph that holds its own outputs would never be released
+            # without its graph: one that holds its own outputs would never be released
+            return tensor.detach()
 
+        autocast = torch.autocast("cpu", self._autocast_dtype, self._autocasts, self._caches_casts)
         random_state = torch.get_rng_state()
         torch.set_rng_state(self._random_state)
         try:
@@ -216,8 +220,8 @@ class ModuleCall:
                 within_call(),
                 self._state.restored(),
                 torch.enable_grad(),
-                torch.autocast("cpu", **self._autocast),
-                saved_tensors_hooks(restore, _refuse),
+                autocast,
+                saved_tensors_hooks(restore, _same),
             ):
                 self._function(*args, **kwargs)
         except _EnoughError:
@@ -258,5 +262,5 @@ class ModuleCall:
             self._count.remove(address)
 
 
-def _refuse(_: Any) -> torch.Tensor:
-    raise AssertionError("the graph of a recomputation is never gone through")
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

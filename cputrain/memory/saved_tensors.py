@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from cputrain.memory.module_call import ModuleCall
 
 
-LARGE_BYTES = 1 << 20
-"""Size of a tensor beside which it is worth the time to look at the process's memory."""
+STRIDE_BYTES = 8 << 20
+"""Bytes of saved tensors after which the process's memory is looked at again."""
 
 
 class SavedBytes:
@@ -22,11 +22,11 @@ class SavedBytes:
     Storages that exist anyway, as those of parameters, are counted with no bytes.
 
     Args:
-        check: Is called whenever a large tensor is saved, or read in backward.
+        check: Is called whenever so many bytes have been saved, or read in backward.
     """
 
     def __init__(self, check: Callable[[], None] = lambda: None) -> None:
-        self._check = check
+        self._check, self._unchecked_bytes = check, 0
         self.existing: Set[int] = frozenset()
         """Addresses of such storages."""
         self.total = 0
@@ -57,7 +57,9 @@ class SavedBytes:
 
     def check(self, num_bytes: int) -> None:
         """Check the process's memory beside a tensor of some size."""
-        if num_bytes >= LARGE_BYTES:
+        self._unchecked_bytes += num_bytes
+        if self._unchecked_bytes >= STRIDE_BYTES:
+            self._unchecked_bytes = 0
             self._check()
 
     def remove(self, address: int) -> None:

@@ -20,6 +20,7 @@ from torch.autograd import Function
 from cputrain.kernels.batch_norm import Activation, BatchNormKernels
 from cputrain.kernels.proof import is_batch_norm_right
 from cputrain.runtime.kernel_patches import KernelPatches
+from cputrain.runtime.saved_tensor_hooks import has_hooks_of_the_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +70,7 @@ class _BatchNorm(Function):
         ctx.set_materialize_grads(False)
         ctx.options = options
         # hooks on saved tensors may do anything as they are read
-        ctx.may_be_read = torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        ctx.may_be_read = not has_hooks_of_the_script()
         ctx.is_watched = False
         return output
 
@@ -338,7 +339,7 @@ class BatchNorms(KernelPatches[BatchNormKernels]):
             or output._backward_hooks is not None
             or not torch.is_grad_enabled()
             or not self._tensors.is_eager()
-            or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+            or has_hooks_of_the_script()
         ):
             return None
         hooks: OrderedDict[int, Any] | None = None
