@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from cputrain.memory.module_call import ModuleCall, ModuleState, tensors_in
 from cputrain.memory.saved_tensors import SavedTensor
-from cputrain.memory.schedule import CallSpan, ForwardTrace
+from cputrain.memory.schedule import MIN_GAIN, CallSpan, ForwardTrace
 from cputrain.runtime.saved_tensor_hooks import mark_harmless
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class Forward:
         self._storages: list[int] = []
         self._sizes: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
-        """Number of the storage at each address."""
-        self._num_storages = 0
+        """Numbers of storages."""
+        self._storage_references: list[StorageWeakRef] = []
         self._spans: list[CallSpan | None] = []
         self._modules: list[weakref.ref[torch.nn.Module]] = []
         self.is_as_planned = True
@@ -114,15 +115,15 @@ class Forward:
 
     def _identify(self, storage: torch.UntypedStorage) -> int:
         """Return a number for a storage; 0 for those of parameters and buffers."""
-        address = storage.data_ptr()
-        if address in self._existing:
+        if storage.data_ptr() in self._existing:
             return 0
-        number = self._numbers.get(address)
-        if number is None:
-            self._num_storages += 1
-            number = self._numbers[address] = self._num_storages
+        key = storage._cdata
+        if key not in self._numbers:
+            # while there is a weak reference, no other storage gets this key
+            self._storage_references.append(StorageWeakRef(storage))
+            self._numbers[key] = number = len(self._storage_references)
             self._sizes[number] = storage.nbytes()
-        return number
+        return self._numbers[key]
 
     def call_module(
         self, function: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any
@@ -191,14 +192,13 @@ class Forward:
             if (holder := self._holders[position]()) is not None and holder.tensor is not None
         }
         num_bytes = sum(self._sizes.get(number, 0) for number in kept.difference(span.inputs))
-        return span.seconds / num_bytes if num_bytes else math.inf
+        kept_bytes = sum(self._sizes.get(number, 0) for number in kept)
+        return span.seconds / num_bytes if num_bytes > MIN_GAIN * kept_bytes else math.inf
 
     def _drop(self, index: int, call: ModuleCall) -> None:
         span = self._spans[index]
         assert span is not None
         call.drop(self._holders[span.start : span.end])
-        for address in self._numbers.keys() - self._count.addresses:
-            del self._numbers[address]  # another tensor may get it
         inner = [
             each
             for each, inner_span in enumerate(self._spans)

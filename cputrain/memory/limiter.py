@@ -43,10 +43,11 @@ steps so many times the largest saved tensor, for what operators need meanwhile.
 NUM_FIRST_STEPS = 2
 """Steps after which it is known what operators need."""
 
-MIN_GROWTH_BYTES = 16 << 20
-"""How much more memory there must be before free memory is given back again."""
+MIN_GROWTH_BYTES, SMALL_GROWTH_BYTES = 16 << 20, 4 << 20
+"""How much more memory there must be before free memory is given back again: below the limit, and
+above it."""
 
-FADING = 0.95
+FADING = 0.98
 """What remains, after another step, of the memory by which a step was above the limit."""
 
 MAX_SHAPES = 64
@@ -116,10 +117,14 @@ class MemoryLimiter:
         self._hooks = ModuleHooks(torch)
         self._plans: WeakKeyDictionary[Any, dict[Any, RecomputationPlan]] = WeakKeyDictionary()
         """Plans of each model, by the shapes that it is called with."""
+        self._last_seen_bytes = 0
+        """Memory where it was looked at the last time."""
         self._largest_seen_bytes = 0
         """The largest memory of the step where it was looked at."""
         self._unseen_bytes: int | None = None
         """By how much steps' peaks were above that; None before it is known."""
+        self._largest_growth_bytes = 0
+        """By how much memory grew from look to look at most."""
         self._after_trim = 0
         """Resident memory after free memory was given back the last time."""
         self._unallocated_bytes = 0
@@ -194,7 +199,7 @@ class MemoryLimiter:
         self._count.peak = self._count.total
         self._base_bytes = self._allocated_bytes() - self._count.total
         self._temporary_bytes = self._after_trim = self._trimmed_bytes = 0
-        self._largest_seen_bytes = self._base_bytes
+        self._largest_seen_bytes = self._last_seen_bytes = anonymous_bytes()
 
     def _subtract_workers(self) -> None:
         """Leave this process what its child processes, such as loader workers, do not take."""
@@ -238,11 +243,17 @@ class MemoryLimiter:
         unseen_bytes = self._unseen_bytes
         if unseen_bytes is None:
             unseen_bytes = HEADROOM * self._count.largest
-        headroom_bytes = max(MIN_HEADROOM_BYTES, unseen_bytes)
+        headroom_bytes = max(MIN_HEADROOM_BYTES, unseen_bytes, self._largest_growth_bytes)
         resident = anonymous_bytes()
         self._largest_seen_bytes = max(self._largest_seen_bytes, resident)
-        if resident > max(self._limit_bytes - headroom_bytes, self._after_trim + MIN_GROWTH_BYTES):
+        self._largest_growth_bytes = max(
+            self._largest_growth_bytes, resident - self._last_seen_bytes
+        )
+        self._last_seen_bytes = resident
+        growth_bytes = SMALL_GROWTH_BYTES if resident > self._limit_bytes else MIN_GROWTH_BYTES
+        if resident > max(self._limit_bytes - headroom_bytes, self._after_trim + growth_bytes):
             self._give_back()
+            self._last_seen_bytes = self._after_trim
             self._trimmed_bytes += max(0, resident - self._after_trim)
 
     def _give_back(self) -> None:

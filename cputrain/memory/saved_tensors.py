@@ -36,11 +36,6 @@ class SavedBytes:
         self._num_uses: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
 
-    @property
-    def addresses(self) -> Set[int]:
-        """Addresses of their storages."""
-        return self._num_uses.keys()
-
     def add(self, storage: torch.UntypedStorage) -> int:
         """Count a tensor of a storage; return the storage's address."""
         address = storage.data_ptr()

@@ -21,6 +21,10 @@ PARTS = (1, 2, 4, 8, 16, 32)
 exists again in backward."""
 
 
+MIN_GAIN = 0.05
+"""Least part of what a call saves that its recomputation must free to be worth while."""
+
+
 class CallSpan(Record):
     """A call of a module in a forward."""
 
@@ -175,14 +179,15 @@ def _gains(trace: ForwardTrace) -> list[_Gain]:
     for index, span in enumerate(trace.calls):
         if span is None:
             continue
+        saved = set(trace.saved[span.start : span.end])
         inner = [
             storage
-            for storage in set(trace.saved[span.start : span.end]).difference(span.inputs)
+            for storage in saved.difference(span.inputs)
             if first_use[storage] >= span.start and last_use[storage] < span.end
         ]
         added = [storage for storage in span.inputs if storage not in last_use]
         num_bytes = trace.bytes_of(inner) - trace.bytes_of(added)
-        if num_bytes > 0:
+        if num_bytes > MIN_GAIN * trace.bytes_of(saved):
             seconds_per_byte = span.seconds / num_bytes
             gains.append(_Gain(index=index, bytes=num_bytes, seconds_per_byte=seconds_per_byte))
     return gains
