@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
-MARGIN = 0.04
+MARGIN = 0.05
 """Part of the limit that is left free."""
 
 FIRST_RESERVE_BYTES = 32 << 20

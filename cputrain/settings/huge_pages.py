@@ -22,6 +22,7 @@ class HugePagesSetting(Switch):
     """Whether the kept heap asks the kernel for huge pages."""
 
     name = "huge_pages"
+    works_with_memory_limit = False
     order = 80
     group = MEMORY
     is_advanced = True
