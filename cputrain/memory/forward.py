@@ -120,7 +120,8 @@ class Forward:
         key = storage._cdata
         if key not in self._numbers:
             # while there is a weak reference, no other storage gets this key
-            self._storage_references.append(StorageWeakRef(storage))
+            reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self._storage_references.append(reference)
             self._numbers[key] = number = len(self._storage_references)
             self._sizes[number] = storage.nbytes()
         return self._numbers[key]
