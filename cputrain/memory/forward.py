@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from cputrain.memory.module_call import ModuleCall, ModuleState, tensors_in
-from cputrain.memory.saved_tensors import SavedTensor
+from cputrain.memory.saved_tensors import SavedTensor, storage_of
 from cputrain.memory.schedule import MIN_GAIN, CallSpan, ForwardTrace
 from cputrain.runtime.saved_tensor_hooks import mark_harmless
 
@@ -78,9 +78,10 @@ class Forward:
         self._count, self._planned, self._budget_bytes = count, planned, budget_bytes
         self._effects, self._hooked = effects, hooked
         count.existing = self._existing = {
-            tensor.untyped_storage().data_ptr()
+            storage.data_ptr()
             for tensors in (model.parameters(), model.buffers())
-            for tensor in tensors
+            for storage in map(storage_of, tensors)
+            if storage is not None
         }
         self._holders: list[weakref.ref[SavedTensor]] = []
         self._storages: list[int] = []
@@ -107,15 +108,14 @@ class Forward:
     @mark_harmless
     def _pack(self, tensor: torch.Tensor) -> Any:
         position = len(self._holders)
-        storage = tensor.untyped_storage()
         holder = SavedTensor(tensor, position, self._count)
         self._holders.append(weakref.ref(holder))
-        self._storages.append(self._identify(storage))
+        self._storages.append(self._identify(storage_of(tensor)))
         return holder
 
-    def _identify(self, storage: torch.UntypedStorage) -> int:
-        """Return a number for a storage; 0 for those of parameters and buffers."""
-        if storage.data_ptr() in self._existing:
+    def _identify(self, storage: torch.UntypedStorage | None) -> int:
+        """Return a number for a storage; 0 for those that are not counted, as of parameters."""
+        if storage is None or storage.data_ptr() in self._existing:
             return 0
         key = storage._cdata
         if key not in self._numbers:
@@ -148,7 +148,7 @@ class Forward:
             call = ModuleCall(
                 self._names[module], bound, ModuleState(module), args, kwargs, self._count
             )
-        inputs = {self._identify(tensor.untyped_storage()) for tensor in tensors_in(args, kwargs)}
+        inputs = {self._identify(storage_of(tensor)) for tensor in tensors_in(args, kwargs)}
         num_effects, python_state = (
             len(self._effects),
             random.getstate() if may_be_dropped else None,

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from cputrain.errors import RecomputationError
-from cputrain.memory.saved_tensors import SavedTensor
+from cputrain.memory.saved_tensors import SavedTensor, storage_of
 from cputrain.runtime.root_forward import within_call
 from cputrain.runtime.saved_tensor_hooks import mark_harmless
 
@@ -99,7 +99,9 @@ class ModuleState:
 
 
 def _is_copied(buffer: torch.Tensor | None) -> bool:
-    return buffer is not None and buffer.nbytes <= MAX_COPIED_BYTES
+    return (
+        buffer is not None and buffer.layout is torch.strided and buffer.nbytes <= MAX_COPIED_BYTES
+    )
 
 
 def _set_requires_grad(flags: Sequence[tuple[torch.Tensor, bool]]) -> None:
@@ -168,7 +170,9 @@ class ModuleCall:
         """
         self._saved = list(saved)
         for tensor, _, _ in self._tensors.values():
-            self._held.append(self._count.add(tensor.untyped_storage()))
+            storage = storage_of(tensor)
+            if storage is not None:
+                self._held.append(self._count.add(storage))
         for reference in self._saved:
             holder = reference()
             if holder is not None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
-
-    import torch
 
     from cputrain.memory.module_call import ModuleCall
 
 
 STRIDE_BYTES = 8 << 20
 """Bytes of saved tensors after which the process's memory is looked at again."""
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Return the storage of a dense tensor; None for others, which are not counted."""
+    return tensor.untyped_storage() if tensor.layout is torch.strided else None
 
 
 class SavedBytes:
@@ -94,14 +99,14 @@ class SavedTensor:
     def _hold(self, tensor: torch.Tensor) -> None:
         # without its graph: that would hold this object again
         self.tensor = tensor.detach()
-        storage = tensor.untyped_storage()
-        self._address = self._count.add(storage)
+        storage = storage_of(tensor)
+        self._address = None if storage is None else self._count.add(storage)
 
     def drop(self) -> None:
         """Release the tensor, which a recomputation makes again."""
         if self.tensor is not None:
             self.tensor = None
-            self._count.remove(self._address)
+            self._release()
 
     def restore(self, tensor: torch.Tensor) -> None:
         """Take the tensor that a recomputation has made."""
@@ -122,7 +127,8 @@ class SavedTensor:
         assert tensor is not None
         if tensor._version != self._version:
             raise RuntimeError(self._changed_text(tensor))
-        self._count.check(tensor.nbytes)
+        if self._address is not None:
+            self._count.check(tensor.nbytes)
         return tensor
 
     def _changed_text(self, tensor: torch.Tensor) -> str:
@@ -141,4 +147,8 @@ class SavedTensor:
 
     def __del__(self) -> None:
         if self.tensor is not None:
+            self._release()
+
+    def _release(self) -> None:
+        if self._address is not None:
             self._count.remove(self._address)

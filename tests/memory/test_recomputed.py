@@ -183,6 +183,25 @@ class Frozen(nn.Module):
         return self.block(self.frozen(data)) * scale
 
 
+class Sparse(nn.Module):
+    """Multiplies by a sparse matrix, a buffer, and by one that is an argument."""
+
+    matrix: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(16)
+        self.register_buffer("matrix", torch.eye(16).mul(0.5).to_sparse(), persistent=False)
+
+    def forward(self, data: Tensor) -> Tensor:
+        return self.mix(self.block(data), matrix=self.matrix.coalesce())
+
+    def mix(self, data: Tensor, matrix: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            mixed = torch.sparse.mm(matrix, data.float().T).T
+        return self.block(mixed)
+
+
 class InPlace(nn.Module):
     """Changes its input in place."""
 
@@ -202,7 +221,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
         kind.__name__: kind
         for kind in (
             Counting, Listing, Global, Chance, Attention, Recurrent, Checkpointed, Spectral, Twice,
-            Nested, Frozen, InPlace,
+            Nested, Frozen, InPlace, Sparse,
         )
     },
 }  # fmt: skip
