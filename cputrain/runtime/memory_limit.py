@@ -33,6 +33,7 @@ class MemoryLimit:
         self._torch = torch
         self._limiter = limiter = MemoryLimiter(limit_bytes)
         self._limit_bytes = limit_bytes
+        self._is_on = True
         original: Any = torch.nn.Module._call_impl
 
         def _call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,6 +58,8 @@ class MemoryLimit:
         return self._limiter.call_model(call, model, *args, **kwargs)
 
     def describe(self) -> str:
+        if not self._is_on:
+            return "no memory limit, as the script compiles a model"
         peak = f"{self._limiter.peak_bytes / MIB:,.0f} of {self._limit_bytes / MIB:,.0f} MiB"
         num_modules = len(self._limiter.recomputed)
         if num_modules:
@@ -64,7 +67,10 @@ class MemoryLimit:
         return f"memory below its limit ({peak})"
 
     def undo(self) -> None:
-        """Let autograd keep all that it saves."""
+        """Let autograd keep all that it saves; again, this changes nothing."""
+        if not self._is_on:
+            return
+        self._is_on = False
         for hook in self._hooks:
             hook.remove()
         self._root_forward.remove(self._call_model)

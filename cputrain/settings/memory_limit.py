@@ -41,6 +41,13 @@ class MemoryLimitSetting(Setting[int | None]):
         if user is None or user.value == "none":
             return self.decision(None, "no memory limit", "a step takes what it needs", user=user)
         self._check(request, user)
+        if machine.libc is None:
+            raise UsageError(
+                user.where,
+                "needs Linux with glibc, whose malloc gives back free memory",
+                found=machine.system,
+                do=f"Leave out {user.where}.",
+            )
         if user.value != "auto":
             limit_bytes = parse_size(user.value, user.where)
         elif machine.budget.memory_bytes is None:

@@ -165,3 +165,10 @@ def test_what_kills_python_is_survived_in_a_control_group(tmp_path: Path, group:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == launch(tmp_path, path, "2000", "6").stdout
+
+
+def test_a_limit_ends_where_the_script_compiles_a_model(tmp_path: Path) -> None:
+    compiles = SCRIPT.replace("batch = int", 'torch.compile(model, backend="eager"); batch = int')
+    done = launch(tmp_path, "--memory-limit", "4G", str(script(tmp_path, compiles)), "10", "2")
+    assert done.returncode == 0, done.stderr
+    assert "no memory limit, as the script compiles a model" in done.stderr
