@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-from cputrain.errors import UsageError
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -52,22 +50,12 @@ def memory_document(
     Raises:
         UsageError: The script takes no steps.
     """
-    from cputrain.launch.commands.tune import trial_script
-    from cputrain.launch.options import split_quoted
-    from cputrain.tune.trial import fault_of, run_watched
+    from cputrain.launch.commands.tune import recorded_document
 
-    python = split_quoted(parsed, "--python-args")
-    with trial_script(launch_target, python, allow_side_effects=parsed.has("--yes")) as script:
-        run = run_watched(script, dict(plan.settings), {"memory": NUM_STEPS})
-        measured = json.loads(run.seen) if run.seen else None
-        failure = fault_of(run)
-        if failure or measured is None:
-            raise UsageError(
-                f"the script {launch_target.name}",
-                "must train for some steps",
-                found=failure or "no optimizer took a step",
-                do=f"The script's output is in {script.folder}.",
-            )
+    measured = recorded_document(
+        parsed, launch_target, dict(plan.settings), {"memory": NUM_STEPS},
+        rule="must train for some steps", nothing="no optimizer took a step",
+    )  # fmt: skip
     limit_bytes = plan.values.get("memory_limit") or machine.budget.memory_bytes
     return {**plan.document(), "memory": _memory(measured, limit_bytes)}
 

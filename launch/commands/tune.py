@@ -19,6 +19,7 @@ from cputrain.target import Target, TargetKind
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import Any
 
     from cputrain.launch.options import Parsed
     from cputrain.machine import Machine
@@ -194,6 +195,45 @@ def trial_script(
             folder=folder,
             is_sandboxed=contained,
         )
+
+
+def recorded_document(
+    parsed: Parsed,
+    launch_target: Target,
+    settings: dict[str, str] | None,
+    request: dict[str, Any],
+    *,
+    rule: str,
+    nothing: str,
+) -> Any:
+    """Run a script with a recorder until that ends it, and return what it recorded.
+
+    Args:
+        parsed: The command line.
+        launch_target: The script.
+        settings: Settings of the launch; None for plain python.
+        request: Arguments of the recorder: see `cputrain.runtime.trial`.
+        rule: What the script must do, for the error.
+        nothing: What the error has found if nothing was recorded.
+
+    Raises:
+        UsageError: The script failed, or nothing was recorded.
+    """
+    from cputrain.tune.trial import fault_of, run_watched
+
+    python = split_quoted(parsed, "--python-args")
+    with trial_script(launch_target, python, allow_side_effects=parsed.has("--yes")) as script:
+        run = run_watched(script, settings, request)
+        document = json.loads(run.seen) if run.seen else None
+        failure = fault_of(run)
+        if failure or not document:
+            raise UsageError(
+                f"the script {launch_target.name}",
+                rule,
+                found=failure or nothing,
+                do=f"The script's output is in {script.folder}.",
+            )
+    return document
 
 
 def _check_containment(*, allow_side_effects: bool) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 from cputrain.counting import counted
-from cputrain.errors import UsageError
 from cputrain.launch.command import Command, Example, Group
 from cputrain.launch.commands.launch import PYTHON_OPTION
-from cputrain.launch.options import Option, split_quoted, whole_number
+from cputrain.launch.options import Option, whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _verify(parsed: Parsed) -> list[dict[str, Any]]:
     """Run the script's steps, and return the comparison of each of its models."""
-    from cputrain.launch.commands.tune import script_target, trial_script
-    from cputrain.tune.trial import fault_of, run_watched
+    from cputrain.launch.commands.tune import recorded_document, script_target
 
     values = parsed.values
     request = {
@@ -67,18 +65,11 @@ def _verify(parsed: Parsed) -> list[dict[str, Any]]:
         "steps": whole_number(values.get("--steps", "3"), "--steps", advice="3"),
     }
     launch_target = script_target(parsed, COMMAND, "cputrain verify")
-    python = split_quoted(parsed, "--python-args")
-    with trial_script(launch_target, python, allow_side_effects=parsed.has("--yes")) as script:
-        run = run_watched(script, None, request)
-        models: list[dict[str, Any]] = json.loads(run.seen) if run.seen else []
-        failure = fault_of(run)
-        if failure or not models:
-            raise UsageError(
-                f"the script {launch_target.name}",
-                "must train for some steps under plain python",
-                found=failure or "no call of a model with gradients",
-                do=f"The script's output is in {script.folder}.",
-            )
+    models: list[dict[str, Any]] = recorded_document(
+        parsed, launch_target, None, request,
+        rule="must train for some steps under plain python",
+        nothing="no call of a model with gradients",
+    )  # fmt: skip
     return models
 
 
