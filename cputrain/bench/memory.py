@@ -10,15 +10,18 @@ second one trains below parts of python's peak. Memory is that of all processes 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from statistics import median
 
-from cputrain.bench.learning import command_of
+from cputrain.bench.learning import LAUNCH, command_of
 from cputrain.bench.markdown import size
-from cputrain.memory.tree import children_by_parent
+from cputrain.bench.measurement import parse_report
+from cputrain.memory.process_memory import anonymous_bytes
+from cputrain.memory.tree import children_by_parent, descendants
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.02
 """Time between two looks at a run's memory."""
 
-CPUTRAIN = (sys.executable, "-P", "-m", "cputrain.launch")
+PLAN = (sys.executable, "-P", "-m", "cputrain.launch", "plan", "--memory", "--json")
 
 
 class Run(Record):
@@ -60,13 +63,8 @@ def run(command: Sequence[str]) -> Run:
         printed, lines = out.read().decode(), err.read().decode().strip().splitlines()
     if process.returncode:
         return Run(peak_bytes=peak_bytes, step_s=0.0, error=_error_of(lines))
-    document = json.loads(printed) if printed.startswith("{") else {}
-    seconds = sorted(document.get("seconds_per_step", [])) or [0.0]
-    return Run(
-        peak_bytes=peak_bytes,
-        step_s=seconds[len(seconds) // 2],
-        losses=tuple(document.get("losses", ())),
-    )
+    steps, losses, _ = parse_report(printed)
+    return Run(peak_bytes=peak_bytes, step_s=median(steps) if steps else 0.0, losses=losses)
 
 
 def _error_of(lines: list[str]) -> str:
@@ -76,24 +74,16 @@ def _error_of(lines: list[str]) -> str:
 
 def _resident_bytes(root: int) -> int:
     """Return the resident memory without files of a process and its descendants."""
-    children, waiting, total = children_by_parent(), [root], 0
-    while waiting:
-        process = waiting.pop()
-        waiting += children.get(process, ())
-        try:
-            with open(f"/proc/{process}/statm", encoding="ascii") as file:
-                _, resident, shared, *_ = map(int, file.read().split())
-        except OSError:  # it has ended meanwhile
-            continue
-        total += (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+    total = 0
+    for process in (root, *descendants(root, children_by_parent())):
+        with suppress(OSError):  # it has ended meanwhile
+            total += anonymous_bytes(process)
     return total
 
 
 def predicted_bytes(command: Sequence[str]) -> int:
     """Return the peak that `cputrain plan --memory` predicts."""
-    done = subprocess.run(
-        (*CPUTRAIN, "plan", "--memory", "--json", *command), capture_output=True, check=True
-    )
+    done = subprocess.run((*PLAN, *command), capture_output=True, check=True)
     peak: int = json.loads(done.stdout)["memory"]["peak_bytes"]
     return peak
 
@@ -102,7 +92,7 @@ def compare_prediction(word: str) -> None:
     """Print a row with the predicted and the measured peak of a script."""
     command = command_of(word)
     plain = run((sys.executable, *command))
-    launched = run((*CPUTRAIN, "launch", "--quiet", *command))
+    launched = run((*LAUNCH, *command))
     predicted = predicted_bytes(command)
     print(
         f"| {word} | {size(plain.peak_bytes)} | {size(launched.peak_bytes)} | {size(predicted)} | "
@@ -119,12 +109,10 @@ def compare_limits(word: str, limits: Sequence[float]) -> None:
     """
     command = command_of(word)
     plain = run((sys.executable, *command))
-    launched = run((*CPUTRAIN, "launch", "--quiet", *command))
+    launched = run((*LAUNCH, *command))
     for part in limits:
         limit_bytes = int(part * plain.peak_bytes)
-        limited = run((
-            *CPUTRAIN, "launch", "--quiet", "--memory-limit", str(limit_bytes), *command
-        ))  # fmt: skip
+        limited = run((*LAUNCH, "--memory-limit", str(limit_bytes), *command))
         if limited.error:
             print(f"| {word} | {part:.0%} | {size(limit_bytes)} | {limited.error} | | |")
             continue

@@ -6,6 +6,7 @@ import math
 import random
 import time
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,8 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from cputrain.memory.module_call import ModuleCall, ModuleState, tensors_in
 from cputrain.memory.saved_tensors import SavedTensor, storage_of
-from cputrain.memory.schedule import MIN_GAIN, CallSpan, ForwardTrace
-from cputrain.runtime.saved_tensor_hooks import mark_harmless
+from cputrain.memory.schedule import MIN_GAIN, CallSpan, ForwardTrace, is_within
+from cputrain.runtime.saved_tensor_hooks import mark_internal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sized
@@ -105,10 +106,9 @@ class Forward:
         self._waiting.clear()
         return result
 
-    @mark_harmless
+    @mark_internal
     def _pack(self, tensor: torch.Tensor) -> Any:
-        position = len(self._holders)
-        holder = SavedTensor(tensor, position, self._count)
+        holder = SavedTensor(tensor, self._count)
         self._holders.append(weakref.ref(holder))
         self._storages.append(self._identify(storage_of(tensor)))
         return holder
@@ -144,15 +144,13 @@ class Forward:
         )
         call = None
         if may_be_dropped:
-            bound = _CallOfModule(function, module)
+            bound = partial(function, module)
             call = ModuleCall(
                 self._names[module], bound, ModuleState(module), args, kwargs, self._count
             )
         inputs = {self._identify(storage_of(tensor)) for tensor in tensors_in(args, kwargs)}
-        num_effects, python_state = (
-            len(self._effects),
-            random.getstate() if may_be_dropped else None,
-        )
+        num_effects = len(self._effects)
+        python_state = random.getstate() if may_be_dropped else None
         begin = time.perf_counter()
         result = function(module, *args, **kwargs)
         seconds = time.perf_counter() - begin
@@ -203,9 +201,7 @@ class Forward:
         inner = [
             each
             for each, inner_span in enumerate(self._spans)
-            if inner_span is not None
-            and span.start <= inner_span.start
-            and inner_span.end <= span.end
+            if inner_span is not None and is_within(inner_span, span)
         ]
         for each in inner:
             self._waiting.pop(each, None)
@@ -253,13 +249,3 @@ class Forward:
         return ForwardTrace(
             saved=tuple(self._storages), sizes=self._sizes, calls=tuple(self._spans)
         )
-
-
-class _CallOfModule:
-    """A call of a module as torch makes it, without the recorder."""
-
-    def __init__(self, function: Callable[..., Any], module: torch.nn.Module) -> None:
-        self._function, self._module = function, module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(self._module, *args, **kwargs)

@@ -12,8 +12,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from cputrain.errors import MemoryLimitError
-from cputrain.memory.forward import Forward
-from cputrain.memory.process_memory import anonymous_bytes, process_memory, reset_peak
+from cputrain.memory.forward import FIRST_TEMPORARIES, Forward
+from cputrain.memory.module_call import batch_size
+from cputrain.memory.process_memory import anonymous_bytes, peak_anonymous_bytes, reset_peak
 from cputrain.memory.saved_tensors import SavedBytes
 from cputrain.memory.schedule import calls_to_recompute
 from cputrain.memory.tree import TreeMemorySampler
@@ -36,9 +37,8 @@ MARGIN = 0.05
 FIRST_RESERVE_BYTES = 32 << 20
 """What a first step is thought to need beside gradients and what autograd saves."""
 
-MIN_HEADROOM_BYTES, HEADROOM = 32 << 20, 3
-"""Free memory that is given back before the limit is reached: at least so much, and in the first
-steps so many times the largest saved tensor, for what operators need meanwhile."""
+MIN_HEADROOM_BYTES = 32 << 20
+"""How far below the limit free memory is given back, at least: operators need some meanwhile."""
 
 NUM_FIRST_STEPS = 2
 """Steps after which it is known what operators need."""
@@ -56,7 +56,6 @@ MAX_SHAPES = 64
 SLACK = 0.1
 """Part of a forward's saved bytes that must be free before fewer calls are recomputed."""
 
-
 _NO_EFFECTS: AbstractContextManager[list[str]] = nullcontext([])
 
 
@@ -71,7 +70,7 @@ class RecomputationPlan:
 
     def __init__(self, forward: Forward) -> None:
         self._planned = forward.planned(())
-        self.peak_bytes = self._planned.trace.saved_bytes
+        self._saved_bytes = self.peak_bytes = self._planned.trace.saved_bytes
         """The most that autograd will save at once."""
 
     def fit(self, budget_bytes: int, spare_bytes: int) -> Planned:
@@ -84,7 +83,7 @@ class RecomputationPlan:
         """
         trace, recomputed = self._planned.trace, self._planned.dropped
         wanted_bytes = budget_bytes - spare_bytes
-        is_tight = wanted_bytes < self.peak_bytes + trace.saved_bytes * SLACK
+        is_tight = wanted_bytes < self.peak_bytes + self._saved_bytes * SLACK
         if self.peak_bytes > wanted_bytes or (recomputed and not is_tight):
             recomputed = calls_to_recompute(trace, budget_bytes)
             if spare_bytes:
@@ -121,10 +120,8 @@ class MemoryLimiter:
         """Memory where it was looked at the last time."""
         self._largest_seen_bytes = 0
         """The largest memory of the step where it was looked at."""
-        self._unseen_bytes: int | None = None
-        """By how much steps' peaks were above that; None before it is known."""
-        self._largest_growth_bytes = 0
-        """By how much memory grew from look to look at most."""
+        self._growth_bytes = 0
+        """By how much memory grew beyond what was seen before, at most."""
         self._after_trim = 0
         """Resident memory after free memory was given back the last time."""
         self._unallocated_bytes = 0
@@ -216,10 +213,7 @@ class MemoryLimiter:
         missing_bytes = static_bytes + self._count.total - self._limit_bytes
         if missing_bytes <= 0:
             return
-        batch = next(
-            (leaf.size(0) for leaf in tree_leaves((args, kwargs))
-             if isinstance(leaf, torch.Tensor) and leaf.dim()), 0
-        )  # fmt: skip
+        batch = batch_size(args, kwargs)
         fitting = batch * (self._limit_bytes - static_bytes) // max(1, self._count.total)
         raise MemoryLimitError(
             "the memory of a step",
@@ -240,15 +234,12 @@ class MemoryLimiter:
         if self._base_bytes is not None:
             temporary = self._allocated_bytes() - self._base_bytes - self._count.total
             self._temporary_bytes = max(self._temporary_bytes, temporary)
-        unseen_bytes = self._unseen_bytes
-        if unseen_bytes is None:
-            unseen_bytes = HEADROOM * self._count.largest
-        headroom_bytes = max(MIN_HEADROOM_BYTES, unseen_bytes, self._largest_growth_bytes)
+        headroom_bytes = max(MIN_HEADROOM_BYTES, self._growth_bytes)
+        if self._num_steps <= NUM_FIRST_STEPS:
+            headroom_bytes = max(headroom_bytes, FIRST_TEMPORARIES * self._count.largest)
         resident = anonymous_bytes()
         self._largest_seen_bytes = max(self._largest_seen_bytes, resident)
-        self._largest_growth_bytes = max(
-            self._largest_growth_bytes, resident - self._last_seen_bytes
-        )
+        self._growth_bytes = max(self._growth_bytes, resident - self._last_seen_bytes)
         self._last_seen_bytes = resident
         growth_bytes = SMALL_GROWTH_BYTES if resident > self._limit_bytes else MIN_GROWTH_BYTES
         if resident > max(self._limit_bytes - headroom_bytes, self._after_trim + growth_bytes):
@@ -296,15 +287,14 @@ class MemoryLimiter:
         """Measure what the step needed, after an optimizer's step."""
         if self._base_bytes is None:
             return
-        memory = process_memory()
-        self.peak_bytes = max(self.peak_bytes, memory.peak_bytes)
+        peak_bytes = peak_anonymous_bytes()
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
         self._num_steps += 1
         if self._num_steps > NUM_FIRST_STEPS:
-            unseen_bytes = memory.peak_bytes - self._largest_seen_bytes
-            self._unseen_bytes = max(unseen_bytes, self._unseen_bytes or 0)
+            self._growth_bytes = max(self._growth_bytes, peak_bytes - self._largest_seen_bytes)
         # what was needed once is needed again, now and then
         self._missing_bytes = int(FADING * self._missing_bytes)
-        self._missing_bytes += max(0, memory.peak_bytes - self._limit_bytes)
+        self._missing_bytes += max(0, peak_bytes - self._limit_bytes)
         self._reserve_bytes = self._temporary_bytes + self._missing_bytes
         self._spare_bytes = int(FADING * self._spare_bytes) + self._trimmed_bytes
         self._spare_bytes = min(self._spare_bytes, self._limit_bytes // 4)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from cputrain.errors import RecomputationError
 from cputrain.memory.saved_tensors import SavedTensor, storage_of
 from cputrain.runtime.root_forward import within_call
-from cputrain.runtime.saved_tensor_hooks import mark_harmless
+from cputrain.runtime.saved_tensor_hooks import mark_internal
 
 if TYPE_CHECKING:
     import weakref
@@ -115,6 +115,11 @@ def tensors_in(*arguments: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
 
+def batch_size(*arguments: Any) -> int:
+    """Return the first size of the first tensor among arguments; 1 without one."""
+    return next((tensor.size(0) for tensor in tensors_in(arguments) if tensor.dim()), 1)
+
+
 class _Tensor(NamedTuple):
     """A tensor among the arguments."""
 
@@ -159,8 +164,8 @@ class ModuleCall:
         self._held: list[int] = []
 
     def is_unchanged(self) -> bool:
-        """Return whether the arguments are what they were at the call."""
-        return self._changed_argument() is None
+        """Return whether arguments, parameters and large buffers are what they were at the call."""
+        return self._changed() is None
 
     def drop(self, saved: Sequence[weakref.ref[SavedTensor]]) -> None:
         """Drop the tensors that were saved in the call.
@@ -201,7 +206,7 @@ class ModuleCall:
         ]
         last, num_saved = wanted[-1], 0
 
-        @mark_harmless
+        @mark_internal
         def restore(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal num_saved
             index, num_saved = num_saved, num_saved + 1
@@ -237,9 +242,7 @@ class ModuleCall:
 
     def _check(self) -> None:
         """Raise RecomputationError if what the call depends on has changed in place."""
-        changed = self._state.changed()
-        if changed is None:
-            changed = self._changed_argument()
+        changed = self._changed()
         if changed is not None:
             raise RecomputationError(
                 f"the activations of {self.name}",
@@ -248,7 +251,11 @@ class ModuleCall:
                 do="Train without --memory-limit, or with a smaller batch.",
             )
 
-    def _changed_argument(self) -> torch.Tensor | None:
+    def _changed(self) -> torch.Tensor | None:
+        """Return a tensor that was changed in place since the call; None if there is none."""
+        changed = self._state.changed()
+        if changed is not None:
+            return changed
         return next(
             (each for each, _, version in self._tensors.values() if each._version != version), None
         )

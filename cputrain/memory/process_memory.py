@@ -1,11 +1,9 @@
-"""Memory of this process as its limit counts it: pages that cannot be dropped."""
+"""Memory of a process as its limit counts it: without pages of files, which can be dropped."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-
-from cputrain.record import Record
 
 STATUS = "/proc/self/status"
 
@@ -13,35 +11,25 @@ RESET_PEAK = "5"
 """What is written to /proc/self/clear_refs to have the kernel measure the peak anew."""
 
 
-class ProcessMemory(Record):
-    """Resident memory of this process without pages of files."""
-
-    current_bytes: int
-    """What is resident now."""
-
-    peak_bytes: int
-    """The largest since the start of the process, or since `reset_peak`."""
+def anonymous_bytes(process: int | str = "self") -> int:
+    """Return the resident memory of a process without pages of files and shared memory."""
+    with open(f"/proc/{process}/statm", encoding="ascii") as file:
+        _, resident, shared, *_ = file.read().split()
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
-def process_memory() -> ProcessMemory:
-    """Return the memory of this process; zeros without /proc."""
-    sizes = dict.fromkeys(("VmHWM", "VmRSS", "RssFile"), 0)
+def peak_anonymous_bytes() -> int:
+    """Return the largest such memory since the start of the process, or since `reset_peak`.
+
+    Without /proc it is 0.
+    """
+    sizes = {"VmHWM": 0, "RssFile": 0}
     with suppress(OSError), open(STATUS, encoding="utf-8", errors="replace") as file:
         for line in file:
             name, _, rest = line.partition(":")
             if name in sizes:
                 sizes[name] = int(rest.split()[0]) * 1024
-    return ProcessMemory(
-        current_bytes=sizes["VmRSS"] - sizes["RssFile"],
-        peak_bytes=sizes["VmHWM"] - sizes["RssFile"],
-    )
-
-
-def anonymous_bytes() -> int:
-    """Return the resident memory of this process without files and shared memory."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        _, resident, shared, *_ = file.read().split()
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return sizes["VmHWM"] - sizes["RssFile"]
 
 
 def reset_peak() -> None:

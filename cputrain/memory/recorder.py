@@ -9,20 +9,27 @@ from __future__ import annotations
 import atexit
 import json
 import os
+from typing import TYPE_CHECKING
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._pytree import tree_map
 
 from cputrain.memory.forward import Forward, Planned
-from cputrain.memory.process_memory import anonymous_bytes, process_memory
-from cputrain.memory.saved_tensors import SavedBytes
+from cputrain.memory.module_call import batch_size
+from cputrain.memory.process_memory import anonymous_bytes, peak_anonymous_bytes
+from cputrain.memory.saved_tensors import SavedBytes, storage_of
 from cputrain.memory.schedule import ForwardTrace
 from cputrain.memory.tree import TreeMemorySampler
 from cputrain.runtime.patching import Patch, never_compile
 from cputrain.runtime.root_forward import root_forward_of, within_call
 from cputrain.runtime.trial import end_process
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 KEEP_ALL = Planned(ForwardTrace(saved=(), sizes={}, calls=()), (), ())
@@ -33,18 +40,12 @@ class MemoryRecorder:
     """Records the peak of some steps and its parts, and writes them when the run ends.
 
     Args:
-        torch: The torch module.
         fd: File descriptor that the JSON document is written to.
         memory: Number of steps.
     """
 
-    def __init__(self, torch: ModuleType, *, fd: int, memory: int) -> None:
-        from torch.optim.optimizer import (
-            register_optimizer_step_post_hook,
-            register_optimizer_step_pre_hook,
-        )
-
-        self._torch, self._fd, self._num_steps = torch, fd, memory
+    def __init__(self, *, fd: int, memory: int) -> None:
+        self._fd, self._num_steps = fd, memory
         self._pid = os.getpid()
         self._sampler = TreeMemorySampler()
         self._workers_bytes = 0
@@ -78,7 +79,7 @@ class MemoryRecorder:
             present = anonymous_bytes() - self._parts["python"] - self._parts["parameters"]
             self._parts["data"] = max(0, present)
         is_measured = self._counts and min(self._counts.values()) >= self._num_steps
-        if is_measured and self._torch.is_grad_enabled():
+        if is_measured and torch.is_grad_enabled():
             self._count_activations(call, model, args, kwargs)
         return call(model, *args, **kwargs)
 
@@ -86,10 +87,10 @@ class MemoryRecorder:
         self, call: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Run the model's forward with half a batch and a whole one; end the process."""
-        peak_bytes = process_memory().peak_bytes
-        batch = _batch_of(self._torch, (args, kwargs))
+        peak_bytes = peak_anonymous_bytes()
+        batch = batch_size(args, kwargs)
         for size in sorted({max(1, batch // 2), batch}):
-            part_args, part_kwargs = _narrowed(self._torch, (args, kwargs), batch, size)
+            part_args, part_kwargs = _narrowed((args, kwargs), batch, size)
             self._current = forward = Forward(model, SavedBytes(), KEEP_ALL, 0, [])
             try:
                 with within_call():
@@ -119,7 +120,7 @@ class MemoryRecorder:
             for state in optimizer.state.values()
             if isinstance(state, dict)
             for value in state.values()
-            if isinstance(value, self._torch.Tensor)
+            if isinstance(value, torch.Tensor)
         ]
         self._states[id(optimizer)] = _bytes_of(tensors)
 
@@ -127,7 +128,7 @@ class MemoryRecorder:
         if os.getpid() != self._pid or not self._counts:
             return
         atexit.unregister(self._write)
-        peak_bytes = process_memory().peak_bytes if peak_bytes is None else peak_bytes
+        peak_bytes = peak_anonymous_bytes() if peak_bytes is None else peak_bytes
         saved_bytes = self._activations[-1]["bytes"] if self._activations else 0
         parts = {
             **self._parts,
@@ -151,28 +152,14 @@ def _parameters_of(optimizer: Any) -> list[Any]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def _bytes_of(tensors: Any) -> int:
-    import torch
-
-    storages = [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided]
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of dense tensors' storages, each counted once."""
+    storages = [storage for storage in map(storage_of, tensors) if storage is not None]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _batch_of(torch: ModuleType, arguments: Any) -> int:
-    """Return the first size of the first tensor; 1 without one."""
-    from torch.utils._pytree import tree_leaves
-
-    sizes = (
-        leaf.size(0)
-        for leaf in tree_leaves(arguments)
-        if isinstance(leaf, torch.Tensor) and leaf.dim()
-    )
-    return next(sizes, 1)
-
-
-def _narrowed(torch: ModuleType, arguments: Any, batch: int, size: int) -> Any:
+def _narrowed(arguments: Any, batch: int, size: int) -> Any:
     """Return arguments whose tensors have the first `size` samples of a batch."""
-    from torch.utils._pytree import tree_map
 
     def narrow(leaf: Any) -> Any:
         is_batch = isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.size(0) == batch

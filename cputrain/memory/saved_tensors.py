@@ -79,13 +79,11 @@ class SavedTensor:
     """
 
     __slots__ = (
-        "__weakref__", "_address", "_count", "_origin", "_version", "call", "dtype", "position",
-        "shape", "tensor",
+        "__weakref__", "_address", "_count", "_origin", "_version", "call", "dtype", "shape",
+        "tensor",
     )  # fmt: skip
 
-    def __init__(self, tensor: torch.Tensor, position: int, count: SavedBytes) -> None:
-        self.position = position
-        """Number of tensors that were saved in this forward before."""
+    def __init__(self, tensor: torch.Tensor, count: SavedBytes) -> None:
         self.call: ModuleCall | None = None
         """The call whose recomputation makes the tensor again, once it is dropped."""
         self.shape, self.dtype = tensor.shape, tensor.dtype

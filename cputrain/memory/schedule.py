@@ -119,14 +119,15 @@ def calls_to_recompute(trace: ForwardTrace, budget_bytes: int) -> frozenset[int]
 
     If no choice is within the budget, the one with the lowest peak is returned.
     """
-    if trace.saved_bytes <= budget_bytes:
+    saved_bytes = trace.saved_bytes
+    if saved_bytes <= budget_bytes:
         return frozenset()
     gains = _gains(trace)
+    largest_gains = [saved_bytes / part for part in PARTS]
     choices = {
-        _cheapest_first(trace, [gain for gain in gains if gain.bytes <= trace.saved_bytes / part],
-                        budget_bytes)
-        for part in PARTS
-    }  # fmt: skip
+        _cheapest_first(trace, [gain for gain in gains if gain.bytes <= largest], budget_bytes)
+        for largest in largest_gains
+    }
 
     def cost(choice: frozenset[int]) -> tuple[int, float]:
         beyond_bytes = max(0, trace.peak_bytes(choice) - budget_bytes)
@@ -156,9 +157,9 @@ def _cheapest_first(
     best, best_peak = frozenset[int](), trace.saved_bytes
     for gain in sorted(gains, key=lambda gain: (gain.seconds_per_byte, gain.index)):
         span = trace.span(gain.index)
-        if any(_is_within(span, trace.span(index)) for index in chosen):
+        if any(is_within(span, trace.span(index)) for index in chosen):
             continue
-        chosen = [index for index in chosen if not _is_within(trace.span(index), span)]
+        chosen = [index for index in chosen if not is_within(trace.span(index), span)]
         chosen.append(gain.index)
         peak = trace.peak_bytes(chosen)
         if peak < best_peak:
@@ -193,7 +194,8 @@ def _gains(trace: ForwardTrace) -> list[_Gain]:
     return gains
 
 
-def _is_within(span: CallSpan, outer: CallSpan) -> bool:
+def is_within(span: CallSpan, outer: CallSpan) -> bool:
+    """Return whether a call is part of another one, or is that call."""
     return outer.start <= span.start and span.end <= outer.end
 
 

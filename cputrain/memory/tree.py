@@ -10,7 +10,7 @@ from cputrain.runtime.process_tree import read_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MIN_INTERVAL_S = 0.5
 """Least time between two samples."""
@@ -63,12 +63,23 @@ def children_by_parent() -> dict[int, list[int]]:
     return children
 
 
-def _sum_below(root: int, children: Mapping[int, list[int]]) -> MemorySample:
-    current = peak = 0
+def descendants(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
+    """Yield the processes below a root process.
+
+    Args:
+        root: The root process.
+        children: Processes of the system by their parents.
+    """
     waiting = list(children.get(root, ()))
     while waiting:
         process = waiting.pop()
         waiting += children.get(process, ())
+        yield process
+
+
+def _sum_below(root: int, children: Mapping[int, list[int]]) -> MemorySample:
+    current = peak = 0
+    for process in descendants(root, children):
         used_bytes = _pages(process)
         current += used_bytes
         peak += used_bytes + _below_peak(process)

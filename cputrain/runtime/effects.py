@@ -134,7 +134,7 @@ def effects_listed() -> Iterator[list[str]]:
     if sys.getprofile() is not None:
         yield ["a profiler of Python functions is running"]
         return
-    sys.setprofile(_Watch(effects.append, is_repeated=True))
+    sys.setprofile(_Watch(effects.append, lists_all=True))
     try:
         yield effects
     finally:
@@ -147,7 +147,8 @@ class _Watch:
     Args:
         tell: Is called with each effect.
         is_output_only: Whether only calls that write or read count, and no change of a value.
-        is_repeated: Whether a function is told of each time it is called, and not once.
+        lists_all: Whether effects are told in each call, and not once, and changes of global and
+            enclosing containers are among them.
     """
 
     def __init__(
@@ -155,9 +156,9 @@ class _Watch:
         tell: Callable[[str], None],
         *,
         is_output_only: bool = False,
-        is_repeated: bool = False,
+        lists_all: bool = False,
     ) -> None:
-        self._tell, self._is_output_only, self._is_repeated = tell, is_output_only, is_repeated
+        self._tell, self._is_output_only, self._lists_all = tell, is_output_only, lists_all
         self._names = OUTPUT if is_output_only else EFFECTS
         self._known: dict[CodeType, str] = {}
         # run at any time
@@ -178,10 +179,10 @@ class _Watch:
                 self._ignored = frame
             elif code not in self._known:
                 effect = _effect_of_frame(frame, self._names, is_output_only=self._is_output_only)
-                if not effect and self._is_repeated:
+                if not effect and self._lists_all:
                     effect = _change_of_container(frame)
                 self._known[code] = effect
-            elif self._is_repeated:
+            elif self._lists_all:
                 effect = self._known[code]
         elif event == "call" and code.co_name in LOGGERS and _logs(frame):
             code, effect = frame.f_back.f_code, f"calls {code.co_name}"  # type: ignore[union-attr]

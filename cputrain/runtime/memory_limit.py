@@ -5,6 +5,7 @@ from __future__ import annotations
 from cputrain.counting import counted
 from cputrain.runtime.patching import Patch, never_compile, uncounted
 from cputrain.runtime.root_forward import is_watched, root_forward_of
+from cputrain.runtime.saved_tensor_hooks import has_hooks_of_the_script
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ class MemoryLimit:
             uncounted(function)
 
     def _call_model(self, call: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        hooks = self._torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if hooks is not None or is_watched(self._torch):  # what is saved is in the script's hands
+        if has_hooks_of_the_script() or is_watched(self._torch):
             return call(model, *args, **kwargs)
         return self._limiter.call_model(call, model, *args, **kwargs)
 

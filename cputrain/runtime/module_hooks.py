@@ -43,18 +43,21 @@ class ModuleHooks:
         return reason
 
     def _search(self, model: Any) -> str:
-        if any(is_foreign(hook) for table in self._tables for hook in table.values()):
+        if self._has_global_hook():
             return "every module has a hook"
         for name, module in model.named_modules():
             if _has_hook(module):
                 return f"{name or 'the model'} ({type(module).__name__}) has a hook"
         return ""
 
+    def _has_global_hook(self) -> bool:
+        return any(is_foreign(hook) for table in self._tables for hook in table.values())
+
     def holders(self, model: Any) -> set[Any]:
         """Return the modules of a model that have a hook, or have one within them."""
         if not self.find(model):
             return set()
-        if any(is_foreign(hook) for table in self._tables for hook in table.values()):
+        if self._has_global_hook():
             return set(model.modules())
         return {module for module in model.modules() if any(map(_has_hook, module.modules()))}
 

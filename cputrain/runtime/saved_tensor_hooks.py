@@ -9,17 +9,17 @@ import torch
 if TYPE_CHECKING:
     from typing import Any
 
-HARMLESS = "is_of_cputrain"
+INTERNAL = "is_internal_to_cputrain"
 """Attribute of a pack hook of this package, whose tensors may be read at any time."""
 
 
 def has_hooks_of_the_script() -> bool:
     """Return whether what autograd saves now goes through hooks of the script."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and not hasattr(hooks[0], HARMLESS)
+    return hooks is not None and not hasattr(hooks[0], INTERNAL)
 
 
-def mark_harmless(pack: Any) -> Any:
+def mark_internal(pack: Any) -> Any:
     """Mark a pack hook of this package; return it."""
-    setattr(pack, HARMLESS, True)
+    setattr(pack, INTERNAL, True)
     return pack

@@ -48,7 +48,7 @@ def watch(torch: ModuleType) -> None:
     elif "memory" in arguments:
         from cputrain.memory.recorder import MemoryRecorder
 
-        MemoryRecorder(torch, **arguments)
+        MemoryRecorder(**arguments)
     elif "diagnose" in arguments:
         from cputrain.runtime.diagnosing import Observer
 

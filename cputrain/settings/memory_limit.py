@@ -20,9 +20,6 @@ MIB = 1 << 20
 KERNEL_BYTES = 32 * MIB
 """What the kernel itself takes of a container's memory for a process, as page tables."""
 
-PLAIN_VALUES = ("auto", "off", "1")
-"""Values of other settings with which models are called as they are."""
-
 
 class MemoryLimitSetting(Setting[int | None]):
     """Most memory of each process, in bytes; None sets no limit."""
@@ -40,7 +37,7 @@ class MemoryLimitSetting(Setting[int | None]):
         user = request.settings.get(self.name)
         if user is None or user.value == "none":
             return self.decision(None, "no memory limit", "a step takes what it needs", user=user)
-        self._check(request, user)
+        self._check(machine, request, user)
         if machine.libc is None:
             raise UsageError(
                 user.where,
@@ -58,14 +55,19 @@ class MemoryLimitSetting(Setting[int | None]):
             limit_bytes = max(MIB, share_bytes - KERNEL_BYTES)
         return self.decision(limit_bytes, f"at most {limit_bytes / MIB:,.0f} MiB", user=user)
 
-    def _check(self, request: Request, user: UserValue) -> None:
-        """Raise UsageError if the user has set what does not go with a limit."""
-        for name in ("compile", "record_step", "replicas"):
-            value = request.settings.get(name)
-            if value is not None and not value.measured and value.value not in PLAIN_VALUES:
+    def _check(self, machine: Machine, request: Request, user: UserValue) -> None:
+        """Raise UsageError if the user has set what has no effect below a limit."""
+        from cputrain.settings.core.registry import SETTINGS
+
+        for name, value in request.settings.items():
+            setting = SETTINGS.get(name)
+            if setting is None or setting.works_with_memory_limit:
+                continue
+            is_set = not value.measured and value.value != setting.plain
+            if is_set and setting.has_effect(setting.decide(machine, request)):
                 raise UsageError(
                     user.where,
-                    "must be set without --compile, --record-step and --replicas",
+                    f"must be set without {setting.flag}",
                     found=f"{value.where} {value.value}",
                     do=f"Leave out {value.where}, or {user.where}.",
                 )

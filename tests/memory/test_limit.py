@@ -49,8 +49,8 @@ def peak_of_plain(folder: Path, path: str) -> int:
     """MiB that plain python takes without files, as `plan --memory` measures it."""
     code = (
         "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0]); "
-        "from cputrain.memory.process_memory import process_memory; "
-        "print(process_memory().peak_bytes)"
+        "from cputrain.memory.process_memory import peak_anonymous_bytes; "
+        "print(peak_anonymous_bytes())"
     )
     done = run([sys.executable, "-c", code, path, "2000", "4"], folder)
     return int(done.stdout.splitlines()[-1]) // MIB
@@ -86,6 +86,8 @@ def test_a_model_that_does_not_fit_is_refused_before_its_first_step(tmp_path: Pa
         (("--memory-limit", "7X"), "--memory-limit must be a size; found '7X'"),
         (("--memory-limit", "1G", "--compile", "on"), "must be set without --compile"),
         (("--memory-limit", "1G", "--replicas", "2"), "found --replicas 2"),
+        (("--memory-limit", "1G", "--replicas", "auto"), "must be set without --replicas"),
+        (("--memory-limit", "1G", "--record-step", "auto"), "must be set without --record-step"),
     ],
 )
 def test_a_mistake_is_one_message(tmp_path: Path, options: tuple[str, ...], message: str) -> None:

@@ -145,6 +145,21 @@ class Spectral(nn.Module):
         return self.older(self.linear(data).relu()).tanh()
 
 
+class Queue(nn.Module):
+    """Changes a large buffer in each call, which its result depends on."""
+
+    queue: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(16)
+        self.register_buffer("queue", torch.zeros(300_000), persistent=False)
+
+    def forward(self, data: Tensor) -> Tensor:
+        self.queue.add_(0.1)
+        return self.block(data) * self.queue[0]
+
+
 class Twice(nn.Module):
     """Calls one block twice."""
 
@@ -221,7 +236,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
         kind.__name__: kind
         for kind in (
             Counting, Listing, Global, Chance, Attention, Recurrent, Checkpointed, Spectral, Twice,
-            Nested, Frozen, InPlace, Sparse,
+            Nested, Frozen, InPlace, Sparse, Queue,
         )
     },
 }  # fmt: skip
