@@ -19,7 +19,7 @@ class Settings(TypedDict, total=False):
     loader: Switch
     loader_cores: int | Literal["auto", "shared"] | None
     allocator: Literal["auto", "tuned", "default"] | str | None
-    memory_limit: Literal["auto", "none"] | str | None
+    memory_limit: Literal["auto"] | str | None
     huge_pages: Switch
     short_waits: Switch
     start_method: Literal["auto", "fork", "spawn", "forkserver"] | None

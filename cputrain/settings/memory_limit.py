@@ -27,8 +27,8 @@ class MemoryLimitSetting(Setting[int | None]):
     name = "memory_limit"
     order = 75
     group = MEMORY
-    takes = "SIZE|auto|none"
-    help = "most memory of each process: 8G, or auto, what the machine or container has"
+    takes = "SIZE|auto"
+    help = "most memory of each process: 8G, auto or none"
     rule = "a number of bytes, or null"
     plain = "none"
 
