@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -56,19 +56,33 @@ def peak_of_plain(folder: Path, path: str) -> int:
     return int(done.stdout.splitlines()[-1]) // MIB
 
 
-def test_a_limit_is_kept_with_the_same_losses(tmp_path: Path) -> None:
-    path = str(script(tmp_path, SCRIPT))
-    expected = launch(tmp_path, path, "2000", "6")
-    peak = peak_of_plain(tmp_path, path)
-    for part in (0.8, 0.65):
-        limit = int(part * peak)
-        done = launch(tmp_path, "--memory-limit", f"{limit}M", path, "2000", "6")
-        assert done.stdout == expected.stdout, done.stderr
-        found = LIMITED.search(done.stderr)
-        assert found is not None, done.stderr
-        used, of = (int(number.replace(",", "")) for number in found.groups()[1:])
-        assert of == limit
-        assert used <= limit
+class Unlimited(NamedTuple):
+    """The script without a limit."""
+
+    path: str
+    peak_mib: int
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def unlimited(tmp_path_factory: pytest.TempPathFactory) -> Unlimited:
+    folder = tmp_path_factory.mktemp("unlimited")
+    path = str(script(folder, SCRIPT))
+    return Unlimited(path, peak_of_plain(folder, path), launch(folder, path, "2000", "4").stdout)
+
+
+@pytest.mark.parametrize("part", [0.65, pytest.param(0.8, marks=pytest.mark.long)])
+def test_a_limit_is_kept_with_the_same_losses(
+    tmp_path: Path, unlimited: Unlimited, part: float
+) -> None:
+    limit = int(part * unlimited.peak_mib)
+    done = launch(tmp_path, "--memory-limit", f"{limit}M", unlimited.path, "2000", "4")
+    assert done.stdout == unlimited.printed, done.stderr
+    found = LIMITED.search(done.stderr)
+    assert found is not None, done.stderr
+    used, of = (int(number.replace(",", "")) for number in found.groups()[1:])
+    assert of == limit
+    assert used <= limit
 
 
 def test_a_model_that_does_not_fit_is_refused_before_its_first_step(tmp_path: Path) -> None:
@@ -153,20 +167,21 @@ def group(tmp_path: Path) -> Iterator[Path]:
         folder.rmdir()
 
 
-def test_what_kills_python_is_survived_in_a_control_group(tmp_path: Path, group: Path) -> None:
-    path = str(script(tmp_path, SCRIPT))
-    limit = int(0.65 * peak_of_plain(tmp_path, path))
+def test_what_kills_python_is_survived_in_a_control_group(
+    tmp_path: Path, group: Path, unlimited: Unlimited
+) -> None:
+    limit = int(0.65 * unlimited.peak_mib)
     (group / "memory.limit_in_bytes").write_text(str(limit * MIB))
     enter = f"echo $$ > {group}/cgroup.procs && exec"
     shell = shutil.which("sh") or "sh"
-    arguments = f"{path} 2000 6"
+    arguments = f"{unlimited.path} 2000 4"
     died = run([shell, "-c", f"{enter} {sys.executable} {arguments}"], tmp_path)
     assert died.returncode == -9, died.stderr
     done = run(
         [shell, "-c", f"{enter} {CPUTRAIN} launch --memory-limit auto {arguments}"], tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == launch(tmp_path, path, "2000", "6").stdout
+    assert done.stdout == unlimited.printed
 
 
 def test_a_limit_ends_where_the_script_compiles_a_model(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from cputrain.runtime.deferred_dynamo import _code_named, _without_needless
 from tests.launch.programs import launch, plain, script
+from tests.selected import some
 
 pytestmark = pytest.mark.executed
 
@@ -77,7 +78,7 @@ ERRORS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize("name", some(ERRORS, 1))
 def test_tracebacks_are_those_of_torch(tmp_path: Path, name: str) -> None:
     script(tmp_path, FAILS.format(kind="Adam", line=ERRORS[name]))
     theirs = plain(tmp_path, "x.py").stderr
@@ -174,7 +175,7 @@ optimizer.step()
 """
 
 
-@pytest.mark.parametrize("way", ["import", "compile"])
+@pytest.mark.parametrize("way", some(["import", "compile"], 1))
 def test_a_process_that_is_set_up_does_not_load_it_either(tmp_path: Path, way: str) -> None:
     script(tmp_path, SET_UP.replace("WAY", repr(way)))
     for run in (plain, launch):

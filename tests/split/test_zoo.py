@@ -30,7 +30,7 @@ def run(name, wrap):
     return result, call, [text for text in texts if not text.startswith(OURS)]
 
 
-@pytest.mark.parametrize("name", some(zoo.PATTERNS, len(zoo.PATTERNS) // 3))
+@pytest.mark.parametrize("name", some(zoo.PATTERNS, len(zoo.PATTERNS) // 5))
 @pytest.mark.usefixtures("exactly")
 def test_a_model_of_the_zoo_trains_as_it_does_without_split(name):
     given = zoo.PATTERNS[name]

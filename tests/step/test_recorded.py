@@ -32,6 +32,7 @@ from cputrain.runtime.recorded_steps import RecordedSteps
 from cputrain.step.compiled_step import find_cpp_compiler
 from cputrain.step.contest import Contest
 from cputrain.step.recorded.recorder import Recorder
+from tests.selected import some
 
 NUM_STEPS = 40
 
@@ -321,7 +322,7 @@ RECORDED = {"no", "factor", "short batch", "evaluate", "copy", "save", "output l
 
 @pytest.mark.usefixtures("_replayed")
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.long if seed > 19 else ()) for seed in range(100)]
+    "seed", [pytest.param(seed, marks=pytest.mark.long if seed > 9 else ()) for seed in range(100)]
 )
 def test_a_loop_is_the_same(seed: int) -> None:
     choices = draw(seed)
@@ -333,7 +334,7 @@ def test_a_loop_is_the_same(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("_replayed")
-@pytest.mark.parametrize("extra", CHOICES["extra"][3:])
+@pytest.mark.parametrize("extra", some(CHOICES["extra"][3:], 13))
 @pytest.mark.parametrize("name", ["mlp", "dropout", "batch norm"])
 def test_each_event_is_the_same(name: str, extra: str) -> None:
     choices = {
@@ -721,7 +722,7 @@ QUESTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 @pytest.mark.usefixtures("_replayed")
 @pytest.mark.parametrize("is_before", [True, False])
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", some(QUESTIONS, 12))
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_questions_are_answered_as_without_recording(name: str, is_before: bool) -> None:
     def run(start: int) -> list[Any]:
@@ -832,7 +833,7 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.usefixtures("_replayed")
 @pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("name", some(USES, 15))
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_what_functions_in_c_read_is_there(name: str, is_first: bool) -> None:
     """Between the model's call and backward, in every step or for the first time in the 25th."""

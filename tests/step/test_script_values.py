@@ -17,6 +17,7 @@ from torch import Tensor, nn, optim
 import cputrain
 from tests.runtime import script_helpers
 from tests.runtime.telling import TELLING, Plain
+from tests.selected import some
 from tests.step.training import NUM_STEPS, train, trained
 
 pytestmark = [
@@ -214,7 +215,7 @@ def _restored() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("in_steps", [True, False], ids=["Step", "recorded"])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", some(CHANGES, 12))
 def test_what_a_forward_reads_may_change(name: str, in_steps: bool) -> None:
     expected, _ = train(Reads, halfway(CHANGES[name]))
     restore()

@@ -25,6 +25,7 @@ import cputrain.step.step as module
 from cputrain import Step
 from cputrain.errors import ArgumentTypeError, UsageError
 from cputrain.step.compiled_step import find_cpp_compiler
+from tests.selected import some
 
 NUM_STEPS = 30
 
@@ -446,7 +447,7 @@ def assert_equal(trained: Trained, within: float) -> None:
         assert (computed.double() - expected.double()).abs().max() <= within * scale
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES, 14))
 def test_a_replayed_step_is_a_loops(name: str) -> None:
     trained = train(CASES[name], use_compiler=False)
     assert trained.step.eager_reason == ""
