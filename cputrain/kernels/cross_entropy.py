@@ -59,20 +59,31 @@ class CrossEntropyKernels:
             is_mean: Whether the loss is the mean over the rows that count, or their sum.
             needs_grad: Whether to compute the gradient of the input.
         """
-        num_rows, num_classes = data.shape
-        count = self._count(targets.data_ptr(), num_rows, num_classes, ignored)
-        if count < 0:
+        count = self.count(targets, data.size(1), ignored)
+        if count is None:
             return None
-        num_threads = torch.get_num_threads()
-        sums = (ctypes.c_double * num_threads)()
         grad = torch.empty_like(data) if needs_grad else None
-        arguments = _CrossEntropyArguments(
-            num_rows, num_classes, ignored, data.data_ptr(), targets.data_ptr(),
-            None if grad is None else grad.data_ptr(), ctypes.addressof(sums), *self._openmp,
-            1 / max(count, 1) if is_mean else 1.0, num_threads,
-        )  # fmt: skip
-        self._compute(ctypes.byref(arguments))
-        loss: float = sum(sums, 0.0)
+        scale = 1 / max(count, 1) if is_mean else 1.0
+        loss = self.compute_rows(data, targets, ignored, scale, grad)
         if is_mean:
             loss = loss / count if count else float("nan")
         return torch.tensor(loss, dtype=torch.float32, device="cpu"), grad
+
+    def count(self, targets: Tensor, num_classes: int, ignored: int) -> int | None:
+        """Return the number of rows that count; None if a target is no class."""
+        count: int = self._count(targets.data_ptr(), targets.numel(), num_classes, ignored)
+        return None if count < 0 else count
+
+    def compute_rows(
+        self, data: Tensor, targets: Tensor, ignored: int, scale: float, grad: Tensor | None
+    ) -> float:
+        """Return the sum of losses, and write `scale` times its gradient to `grad`."""
+        num_threads = torch.get_num_threads()
+        sums = (ctypes.c_double * num_threads)()
+        arguments = _CrossEntropyArguments(
+            *data.shape, ignored, data.data_ptr(), targets.data_ptr(),
+            None if grad is None else grad.data_ptr(), ctypes.addressof(sums), *self._openmp,
+            scale, num_threads,
+        )  # fmt: skip
+        self._compute(ctypes.byref(arguments))
+        return sum(sums, 0.0)

@@ -15,11 +15,20 @@ from torch.autograd import Function
 from cputrain.kernels.cross_entropy import CrossEntropyKernels
 from cputrain.kernels.proof import is_cross_entropy_right
 from cputrain.runtime.kernel_patches import KernelPatches
+from cputrain.runtime.linear_cross_entropy import MIN_ELEMENTS as MIN_LINEAR_ELEMENTS
+from cputrain.runtime.linear_cross_entropy import (
+    LinearCalls,
+    compute,
+    have_hooks,
+    is_whole_backward,
+    layer_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from cputrain.runtime.linear_cross_entropy import Gradients
     from cputrain.runtime.plain_tensors import PlainTensors
 
 MIN_ELEMENTS, MIN_CLASSES = 1 << 19, 512
@@ -32,12 +41,19 @@ MEAN, SUM = 1, 2
 """Reductions, by torch's numbers."""
 
 
+class _Usage:
+    """Whether the gradient of a loss was used."""
+
+    is_used = False
+
+
 class _LossCall(NamedTuple):
     """A call of the operator, beside the input and the targets."""
 
     original: Callable[..., Tensor]
     options: tuple[Any, ...]
     tensors: PlainTensors
+    usage: _Usage
 
 
 class _CrossEntropy(Function):
@@ -59,25 +75,79 @@ class _CrossEntropy(Function):
         if grad is None:
             return (None,) * 4
         data_grad, ctx.data_grad = ctx.data_grad, None
-        call: _LossCall = ctx.call
+        ctx.call.usage.is_used = True
+        if data_grad is None or not _is_factor(ctx, grad):
+            return None, None, _gradient_of_torch(ctx.call, ctx.saved_tensors, grad), None
+        return None, None, _times(data_grad, grad), None
+
+
+class _LinearCrossEntropy(Function):
+    """Cross entropy of a linear layer's output; the layer's gradients are computed already.
+
+    The output is an input, too: where its gradient may be seen, it is computed, and the layer's are
+    computed from it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        call: _LossCall,
+        computed: tuple[Tensor, Gradients],
+        mark: Tensor,
+        targets: Tensor,
+        outputs: tuple[Tensor, ...],
+        data: Tensor,
+        *_: Tensor | None,
+    ) -> Tensor:
+        loss, ctx.gradients = computed
+        ctx.call, ctx.mark, ctx.outputs = call, mark, outputs
+        ctx.targets, ctx.version = targets, targets._version
+        ctx.save_for_backward(targets, data)
+        ctx.set_materialize_grads(False)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        nothing = (None,) * 5
+        if grad is None:
+            return (*nothing, *(None,) * 4)
+        gradients, ctx.gradients = ctx.gradients, None
+        outputs, ctx.outputs = ctx.outputs, None
+        ctx.call.usage.is_used = True
         if (
-            data_grad is None
-            or torch.is_grad_enabled()  # by create_graph
-            or not call.tensors.is_eager()
-            or not call.tensors.have_plain_keys([grad])
-            or grad.dtype is not torch.float32
-            or ctx.targets._version != ctx.version
-            or not math.isfinite(factor := grad.item())  # times 0 it is not 0
+            gradients is None
+            or not _is_factor(ctx, grad)
+            or have_hooks(outputs)
+            or not is_whole_backward(ctx.mark)
         ):
-            # that a script has changed its targets is an error, and not so its input
-            return None, None, _gradient_of_torch(call, ctx.saved_tensors, grad), None
-        if factor != 1:
-            data_grad.mul_(grad)
-        return None, None, data_grad, None
+            data_grad = _gradient_of_torch(ctx.call, ctx.saved_tensors, grad)
+            return (*nothing, data_grad, None, None, None)
+        return *nothing, None, *(each if each is None else _times(each, grad) for each in gradients)
 
 
-_Node: Any = _CrossEntropy._backward_cls
-_Node.__name__ = "NllLossBackward0"  # as a loss is printed
+for _function in (_CrossEntropy, _LinearCrossEntropy):
+    _Node: Any = _function._backward_cls
+    _Node.__name__ = "NllLossBackward0"  # as a loss is printed
+
+
+def _is_factor(ctx: Any, grad: Tensor) -> bool:
+    """Return whether gradients are those that are computed already, times that of the loss.
+
+    That a script has changed its targets is an error, and not so its input.
+    """
+    tensors: PlainTensors = ctx.call.tensors
+    return (
+        not torch.is_grad_enabled()  # by create_graph
+        and tensors.is_eager()
+        and tensors.have_plain_keys([grad])
+        and grad.dtype is torch.float32
+        and ctx.targets._version == ctx.version
+        and math.isfinite(grad.item())  # times 0 it is not 0
+    )
+
+
+def _times(computed: Tensor, grad: Tensor) -> Tensor:
+    return computed if grad.item() == 1 else computed.mul_(grad)
 
 
 def _gradient_of_torch(call: _LossCall, saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
@@ -98,6 +168,9 @@ class CrossEntropies(KernelPatches[CrossEntropyKernels]):
     def __init__(self) -> None:
         super().__init__("cross entropy", CrossEntropyKernels, is_cross_entropy_right)
         self._original = torch._C._nn.cross_entropy_loss
+        self._calls = LinearCalls(self._tensors)
+        self._usage = _Usage()
+        self._usage.is_used = True
         self.replace([torch._C._nn], "cross_entropy_loss", self._compute_call)
 
     def _compute_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
@@ -140,6 +213,13 @@ class CrossEntropies(KernelPatches[CrossEntropyKernels]):
         kernels = self.load()
         if kernels is None:
             return None
+        usage, self._usage = self._usage, _Usage() if needs_grad else self._usage
+        call = _LossCall(self._original, options, self._tensors, self._usage)
+        if needs_grad and usage.is_used and data.numel() >= MIN_LINEAR_ELEMENTS:
+            # (no gradient was computed in vain before)
+            loss = self._compute_with_layer(kernels, call, data, targets)
+            if loss is not None:
+                return loss
         computed = kernels.compute(
             data, targets, ignored, is_mean=reduction == MEAN, needs_grad=needs_grad
         )
@@ -148,6 +228,31 @@ class CrossEntropies(KernelPatches[CrossEntropyKernels]):
         self.num_computed += 1
         if computed[1] is None:
             return computed[0]
-        call = _LossCall(self._original, options, self._tensors)
         apply: Callable[..., Tensor] = _CrossEntropy.apply
         return apply(call, computed, data, targets)
+
+    def _compute_with_layer(
+        self, kernels: CrossEntropyKernels, call: _LossCall, data: Tensor, targets: Tensor
+    ) -> Tensor | None:
+        """Return the loss of the output of a linear layer; None if it is none."""
+        layer = layer_of(data, self._tensors, self._calls)
+        if layer is None or have_hooks(layer.outputs):
+            return None
+        _, reduction, ignored, _ = call.options
+        with torch.no_grad():
+            computed = compute(kernels, data, targets, ignored, layer, is_mean=reduction == MEAN)
+        if computed is None:
+            return None
+        self.num_computed += 1
+        mark = torch.empty(0, device="cpu", requires_grad=True)
+        apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
+        return apply(call, computed, mark, targets, layer.outputs, data, *layer[:3])
+
+    def remember_calls(self) -> None:
+        """Remember calls of large layers already before a loss has needed one."""
+        self._calls.start()
+
+    def undo(self) -> None:
+        super().undo()
+        for patch in self._calls.patches:
+            patch.undo()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,10 +18,20 @@ from torch import Tensor
 from cputrain.kernels.dropout import DropoutKernels
 from cputrain.kernels.proof import is_dropout_right
 from cputrain.runtime.attention import NAMES as ATTENTION_NAMES
+from cputrain.runtime.blocked_attention import (
+    BLOCK_ELEMENTS,
+    BlockedAttention,
+    Inputs,
+    Noise,
+    causal_mask,
+    compute,
+)
 from cputrain.runtime.kernel_patches import KernelPatches, is_in_memory_order
 from cputrain.runtime.memory_order import NUM_DROPOUT_ARGUMENTS
+from cputrain.runtime.saved_tensor_hooks import has_hooks_of_the_script
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 MIN_ELEMENTS = 1 << 14
@@ -102,7 +113,7 @@ class Dropouts(KernelPatches[DropoutKernels]):
             or any(tensor.dtype is not torch.float32 for tensor in inputs)
             or any(mask.dtype not in {torch.float32, torch.bool} for mask in masks)
             or not _have_products(inputs)
-            or call.query.numel() // call.query.size(-1) * call.key.size(-2) < MIN_ELEMENTS
+            or _num_products(call) < MIN_ELEMENTS
             or (call.is_causal and masks)
             or call.enable_gqa
             or torch.is_autocast_enabled("cpu")
@@ -112,11 +123,41 @@ class Dropouts(KernelPatches[DropoutKernels]):
         kernels = self.load()
         if kernels is None:
             return None
+        if _num_products(call) > BLOCK_ELEMENTS * torch.get_num_threads():
+            output = self._attend_in_blocks(kernels, call)
+            if output is not None:
+                return output
         probabilities = _attention_probabilities(call)
         noise = self._draw(kernels, probabilities, call.dropout_p)
         if noise is None:
             return torch.dropout(probabilities, call.dropout_p, True) @ call.value
         return (probabilities * noise) @ call.value
+
+    def _attend_in_blocks(self, kernels: DropoutKernels, call: _Attention) -> Tensor | None:
+        """Return the output; None if hooks would see what is saved, or another thread has drawn."""
+        mask = call.attn_mask
+        needs_grad = torch.is_grad_enabled() and any(
+            tensor.requires_grad for tensor in (call.query, call.key, call.value)
+        )
+        if (mask is not None and mask.requires_grad) or (needs_grad and has_hooks_of_the_script()):
+            return None
+        inputs = _flattened(call)
+        if inputs is None:
+            return None
+        with self._lock:
+            before = torch.default_generator.get_state()
+            noise = Noise(kernels.noise, call.dropout_p, call.is_causal, before)
+            with torch.no_grad():
+                output, after = compute(inputs, noise)
+            if not torch.equal(torch.default_generator.get_state(), before):
+                return None
+            torch.default_generator.set_state(after)
+        self.num_computed += 1
+        output = output.view(*call.query.shape[:-1], output.shape[-1])
+        if not needs_grad:
+            return output
+        apply: Callable[..., Tensor] = BlockedAttention.apply
+        return apply((output,), noise, *inputs)
 
     def _renew_lock(self) -> None:
         self._lock = Lock()
@@ -157,21 +198,52 @@ def _have_products(inputs: list[Tensor]) -> bool:
     )
 
 
-def _attention_probabilities(call: _Attention) -> Tensor:
-    """Return the softmax of the products of query and key, by the operators that torch calls."""
-    query, key = call.query, call.key
-    scale = 1 / math.sqrt(query.size(-1)) if call.scale is None else call.scale
+def _num_products(call: _Attention) -> int:
+    """Return the number of products of a query and a key."""
+    return call.query.numel() // call.query.size(-1) * call.key.size(-2)
+
+
+def _scaled(call: _Attention) -> tuple[Tensor, Tensor]:
+    """Return query and transposed key, each with its half of the scale, as torch computes them."""
+    scale = 1 / math.sqrt(call.query.size(-1)) if call.scale is None else call.scale
     factor = math.sqrt(abs(scale))
-    query = torch.mul(query, -factor if scale < 0 else factor)
-    products = query @ (key.transpose(-2, -1) * factor)
+    query = torch.mul(call.query, -factor if scale < 0 else factor)
+    return query, call.key.transpose(-2, -1) * factor
+
+
+def _added_mask(call: _Attention) -> Tensor | None:
+    """Return what is added to the products."""
     mask = call.attn_mask
     if call.is_causal:
-        shape = (query.size(-2), key.size(-2))
-        mask = torch.ones(shape, dtype=torch.bool, device="cpu").tril()
+        return causal_mask((call.query.size(-2), call.key.size(-2)))
+    if mask is not None and mask.dtype is torch.bool:
+        zero, low = (torch.tensor(each, device="cpu") for each in (0.0, -math.inf))
+        return torch.where(mask, zero, low)
+    return mask
+
+
+def _flattened(call: _Attention) -> Inputs | None:
+    """Return the inputs of attention in blocks; None if the mask does not fit."""
+    mask = None if call.is_causal else _added_mask(call)
     if mask is not None:
-        if mask.dtype is torch.bool:
-            zero, low = (torch.tensor(each, device="cpu") for each in (0.0, -math.inf))
-            mask = torch.where(mask, zero, low)
+        if mask is call.attn_mask:
+            mask = mask.clone()  # backward adds it again, and the script may change its own
+        try:
+            mask = mask.expand(*call.query.shape[:-1], call.key.size(-2))
+        except RuntimeError:  # which torch has words for
+            return None
+        with suppress(RuntimeError):  # what is expanded in some of the dimensions has no such view
+            mask = mask.view(-1, *mask.shape[-2:])
+    tensors = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (*_scaled(call), call.value))
+    return Inputs(*tensors, mask)
+
+
+def _attention_probabilities(call: _Attention) -> Tensor:
+    """Return the softmax of the products of query and key, by the operators that torch calls."""
+    query, key = _scaled(call)
+    products = query @ key
+    mask = _added_mask(call)
+    if mask is not None:
         products.add_(mask)
     softmax: Tensor = torch._safe_softmax(products, -1)
     return softmax

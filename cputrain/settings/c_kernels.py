@@ -30,6 +30,19 @@ class CKernelsSetting(OnByDefault):
     reason = "fewer passes over memory and more threads than torch's operators, given a C compiler"
     reason_not_off = "with them, a large batch norm and its ReLU took half as long"
 
+    def modules(self, value: bool) -> tuple[str, ...]:
+        """Return transformers' activations, one of which is composed of eight operators."""
+        return ("transformers.activations",) if value else ()
+
+    def after_import(self, module: ModuleType, value: bool) -> None:
+        """Have torch's fused operator compute it."""
+        from cputrain.runtime.c_kernels import CKernels
+        from cputrain.runtime.state import NOW
+
+        kernels = NOW.applied.get(self.name)
+        if isinstance(kernels, CKernels):
+            kernels.patch(module)
+
     def apply(self, torch: ModuleType, value: bool) -> Applied | None:
         """Patch torch; the kernels are compiled when they are first needed."""
         if not value:
