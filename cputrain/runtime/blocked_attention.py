@@ -67,6 +67,8 @@ class Tile(NamedTuple):
     rows: slice
     columns: slice
     noise: Tensor
+    behind: Tensor | None
+    """What is added to the columns from the first row's number on, if attention is causal."""
 
 
 def tiles(inputs: Inputs, noise: Noise, generator: Generator) -> Iterator[Tile]:
@@ -77,6 +79,7 @@ def tiles(inputs: Inputs, noise: Noise, generator: Generator) -> Iterator[Tile]:
     step_heads = max(1, most // (num_rows * num_columns))
     step_rows = num_rows if step_heads > 1 else max(1, min(num_rows, most // num_columns))
     tile_rows = min(step_rows, CAUSAL_ROWS) if noise.is_causal else step_rows
+    triangle = causal_mask((tile_rows, tile_rows)) if noise.is_causal else None
     for head in range(0, num_heads, step_heads):
         heads = slice(head, head + step_heads)
         for row in range(0, num_rows, step_rows):
@@ -86,7 +89,10 @@ def tiles(inputs: Inputs, noise: Noise, generator: Generator) -> Iterator[Tile]:
                 rows = slice(row + start, row + min(start + tile_rows, shape[1]))
                 columns = slice(0, min(rows.stop, num_columns) if noise.is_causal else num_columns)
                 part = drawn[:, start : start + tile_rows, columns]
-                yield Tile(heads, rows, columns, part)
+                behind = None
+                if triangle is not None:
+                    behind = triangle[: rows.stop - rows.start, : max(0, columns.stop - rows.start)]
+                yield Tile(heads, rows, columns, part, behind)
 
 
 def generator_in(state: Tensor) -> Generator:
@@ -101,7 +107,7 @@ def compute(inputs: Inputs, noise: Noise) -> tuple[Tensor, Tensor]:
     generator = generator_in(noise.state)
     output = inputs.value.new_empty((*inputs.query.shape[:2], inputs.value.size(2)))
     for tile in tiles(inputs, noise, generator):
-        probabilities = _probabilities(inputs, tile, is_causal=noise.is_causal).mul_(tile.noise)
+        probabilities = _probabilities(inputs, tile).mul_(tile.noise)
         output[tile.heads, tile.rows] = torch.bmm(
             probabilities, inputs.value[tile.heads, tile.columns]
         )
@@ -139,15 +145,13 @@ _Node: Any = BlockedAttention._backward_cls
 _Node.__name__ = "UnsafeViewBackward0"  # as an output is printed
 
 
-def _probabilities(inputs: Inputs, tile: Tile, *, is_causal: bool) -> Tensor:
+def _probabilities(inputs: Inputs, tile: Tile) -> Tensor:
     """Return the softmax of the products of a tile."""
     products = torch.bmm(
         inputs.query[tile.heads, tile.rows], inputs.key[tile.heads, :, tile.columns]
     )
-    if is_causal:
-        first_row = tile.rows.start  # every row sees the columns before this one
-        behind = products[:, :, first_row:]
-        behind += causal_mask(behind.shape[1:])
+    if tile.behind is not None:
+        products[:, :, tile.rows.start :] += tile.behind
     elif inputs.mask is not None:
         products += _mask_of(tile, inputs.mask)
     probabilities = torch.softmax(products, -1)
@@ -180,8 +184,8 @@ def _gradients(inputs: Inputs, noise: Noise, grad: Tensor) -> tuple[Tensor, Tens
         torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in (key, value)
     )
     for tile in tiles(inputs, noise, generator_in(noise.state)):
-        heads, rows, columns, drawn = tile
-        probabilities = _probabilities(inputs, tile, is_causal=noise.is_causal)
+        heads, rows, columns, drawn, _ = tile
+        probabilities = _probabilities(inputs, tile)
         value_grad[heads, columns].baddbmm_(
             (probabilities * drawn).transpose(1, 2), grad[heads, rows]
         )
