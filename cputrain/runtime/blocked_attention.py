@@ -45,11 +45,11 @@ class Inputs(NamedTuple):
     """
 
 
-class Noise(NamedTuple):
+class AttentionNoise(NamedTuple):
     """The noise of all blocks, which are drawn one after another."""
 
-    draw: Callable[[Tensor, float, Generator], Tensor]
-    """Draws the noise for a tensor from a generator."""
+    draw: Callable[[Tensor, float, Generator], Tensor | None]
+    """Draws the noise for a tensor from a generator; None if another thread has drawn from it."""
 
     probability: float
 
@@ -60,7 +60,7 @@ class Noise(NamedTuple):
     """State of the generator before the first block."""
 
 
-class Tile(NamedTuple):
+class AttentionTile(NamedTuple):
     """Some rows of some heads, the columns that they see, and their noise."""
 
     heads: slice
@@ -71,7 +71,7 @@ class Tile(NamedTuple):
     """What is added to the columns from the first row's number on, if attention is causal."""
 
 
-def tiles(inputs: Inputs, noise: Noise, generator: Generator) -> Iterator[Tile]:
+def tiles(inputs: Inputs, noise: AttentionNoise, generator: Generator) -> Iterator[AttentionTile]:
     """Yield the tiles of all blocks, in the order of memory, in which the noise is drawn."""
     num_heads, num_rows, _ = inputs.query.shape
     num_columns = inputs.key.size(2)
@@ -84,7 +84,7 @@ def tiles(inputs: Inputs, noise: Noise, generator: Generator) -> Iterator[Tile]:
         heads = slice(head, head + step_heads)
         for row in range(0, num_rows, step_rows):
             shape = (min(step_heads, num_heads - head), min(step_rows, num_rows - row), num_columns)
-            drawn = noise.draw(inputs.query.new_empty(shape), noise.probability, generator)
+            drawn = _drawn(noise, inputs.query.new_empty(shape), generator)
             for start in range(0, shape[1], tile_rows):
                 rows = slice(row + start, row + min(start + tile_rows, shape[1]))
                 columns = slice(0, min(rows.stop, num_columns) if noise.is_causal else num_columns)
@@ -92,7 +92,13 @@ def tiles(inputs: Inputs, noise: Noise, generator: Generator) -> Iterator[Tile]:
                 behind = None
                 if triangle is not None:
                     behind = triangle[: rows.stop - rows.start, : max(0, columns.stop - rows.start)]
-                yield Tile(heads, rows, columns, part, behind)
+                yield AttentionTile(heads, rows, columns, part, behind)
+
+
+def _drawn(noise: AttentionNoise, data: Tensor, generator: Generator) -> Tensor:
+    drawn = noise.draw(data, noise.probability, generator)
+    assert drawn is not None, "no other thread has this generator"
+    return drawn
 
 
 def generator_in(state: Tensor) -> Generator:
@@ -102,7 +108,7 @@ def generator_in(state: Tensor) -> Generator:
     return generator
 
 
-def compute(inputs: Inputs, noise: Noise) -> tuple[Tensor, Tensor]:
+def compute(inputs: Inputs, noise: AttentionNoise) -> tuple[Tensor, Tensor]:
     """Return the output, and the state of the generator after the last block."""
     generator = generator_in(noise.state)
     output = inputs.value.new_empty((*inputs.query.shape[:2], inputs.value.size(2)))
@@ -121,7 +127,7 @@ class BlockedAttention(Function):
     def forward(
         ctx: Any,
         computed: tuple[Tensor],
-        noise: Noise,
+        noise: AttentionNoise,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -145,7 +151,7 @@ _Node: Any = BlockedAttention._backward_cls
 _Node.__name__ = "UnsafeViewBackward0"  # as an output is printed
 
 
-def _probabilities(inputs: Inputs, tile: Tile) -> Tensor:
+def _probabilities(inputs: Inputs, tile: AttentionTile) -> Tensor:
     """Return the softmax of the products of a tile."""
     products = torch.bmm(
         inputs.query[tile.heads, tile.rows], inputs.key[tile.heads, :, tile.columns]
@@ -166,7 +172,7 @@ def causal_mask(shape: Sequence[int]) -> Tensor:
     return torch.full(tuple(shape), -math.inf, device="cpu").triu_(1)
 
 
-def _mask_of(tile: Tile, mask: Tensor) -> Tensor:
+def _mask_of(tile: AttentionTile, mask: Tensor) -> Tensor:
     """Return the mask of a tile; (heads, rows, columns)."""
     *leading, _, _ = mask.shape
     if len(leading) == 1:
@@ -175,7 +181,9 @@ def _mask_of(tile: Tile, mask: Tensor) -> Tensor:
     return mask[torch.unravel_index(heads, leading)][:, tile.rows]
 
 
-def _gradients(inputs: Inputs, noise: Noise, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(
+    inputs: Inputs, noise: AttentionNoise, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value."""
     query, key, value, _ = inputs
     grad = grad.reshape(-1, *grad.shape[-2:])
@@ -200,7 +208,7 @@ def _gradients(inputs: Inputs, noise: Noise, grad: Tensor) -> tuple[Tensor, Tens
 
 
 def _differentiable_gradients(
-    inputs: Inputs, noise: Noise, grad: Tensor
+    inputs: Inputs, noise: AttentionNoise, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients by operators that can be differentiated again."""
     query, key, value, mask = inputs
@@ -213,8 +221,7 @@ def _differentiable_gradients(
         )
     probabilities = torch._safe_softmax(products, -1)
     with torch.no_grad():
-        generator = generator_in(noise.state)
-        drawn = noise.draw(probabilities.detach(), noise.probability, generator)
+        drawn = _drawn(noise, probabilities.detach(), generator_in(noise.state))
     output = ((probabilities * drawn) @ value).reshape(grad.shape)
     needed = [tensor for tensor in inputs[:3] if tensor.requires_grad]
     computed = iter(torch.autograd.grad(output, needed, grad, create_graph=True))

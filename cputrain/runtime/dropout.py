@@ -20,9 +20,9 @@ from cputrain.kernels.proof import is_dropout_right
 from cputrain.runtime.attention import NAMES as ATTENTION_NAMES
 from cputrain.runtime.blocked_attention import (
     BLOCK_ELEMENTS,
+    AttentionNoise,
     BlockedAttention,
     Inputs,
-    Noise,
     causal_mask,
     compute,
 )
@@ -146,7 +146,7 @@ class Dropouts(KernelPatches[DropoutKernels]):
             return None
         with self._lock:
             before = torch.default_generator.get_state()
-            noise = Noise(kernels.noise, call.dropout_p, call.is_causal, before)
+            noise = AttentionNoise(kernels.noise, call.dropout_p, call.is_causal, before)
             with torch.no_grad():
                 output, after = compute(inputs, noise)
             if not torch.equal(torch.default_generator.get_state(), before):
@@ -234,8 +234,10 @@ def _flattened(call: _Attention) -> Inputs | None:
             return None
         with suppress(RuntimeError):  # what is expanded in some of the dimensions has no such view
             mask = mask.view(-1, *mask.shape[-2:])
-    tensors = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (*_scaled(call), call.value))
-    return Inputs(*tensors, mask)
+    query, key, value = (
+        tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (*_scaled(call), call.value)
+    )
+    return Inputs(query, key, value, mask)
 
 
 def _attention_probabilities(call: _Attention) -> Tensor:

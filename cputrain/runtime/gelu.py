@@ -56,8 +56,8 @@ class _Gelu(Function):
         (data,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # by create_graph
             output = 0.5 * data * (1.0 + torch.tanh(FACTOR * (data + CUBIC * torch.pow(data, 3.0))))
-            (data_grad,) = torch.autograd.grad(output, data, grad, create_graph=True)
-            return data_grad
+            higher: Tensor = torch.autograd.grad(output, data, grad, create_graph=True)[0]
+            return higher
         data_grad = torch.empty_like(data)
         for part, result, above in _chunks(data, data_grad, grad.contiguous()):
             one_more = torch.empty_like(part)
@@ -76,7 +76,7 @@ _Node.__name__ = "MulBackward0"  # as an output is printed
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield chunks of contiguous tensors of one shape."""
     size = CHUNK_ELEMENTS * torch.get_num_threads()
-    return zip(*(tensor.view(-1).split(size) for tensor in tensors), strict=True)
+    return zip(*(torch.split(tensor.view(-1), size) for tensor in tensors), strict=True)
 
 
 def _add_one_to_tangent(data: Tensor, result: Tensor) -> None:

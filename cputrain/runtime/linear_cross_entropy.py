@@ -58,7 +58,7 @@ class LinearLayer(NamedTuple):
     """The output and those that it is a view of, as far as the script may have them."""
 
 
-class Call(NamedTuple):
+class LinearCall(NamedTuple):
     """A call of a linear layer whose output is alive."""
 
     memory: weakref.ref[Tensor]
@@ -79,7 +79,7 @@ class LinearCalls:
     def __init__(self, tensors: PlainTensors) -> None:
         self._tensors = tensors
         self._linear = torch._C._nn.linear
-        self._last: Call | None = None
+        self._last: LinearCall | None = None
         self.patches: list[Patch] = []
 
     def start(self) -> None:
@@ -104,14 +104,14 @@ class LinearCalls:
             return None
         output: Tensor = self._linear(*args)
         memory = weakref.ref(_root(output), self._forget)
-        self._last = Call(memory, weakref.ref(output), args[0], args[0]._version)
+        self._last = LinearCall(memory, weakref.ref(output), args[0], args[0]._version)
         return output
 
     def _forget(self, memory: weakref.ref[Tensor]) -> None:
         if self._last is not None and self._last.memory is memory:
             self._last = None
 
-    def of(self, output: Tensor) -> Call | None:
+    def of(self, output: Tensor) -> LinearCall | None:
         """Return the call with this output or a view of it; None if the input has been changed."""
         last = self._last
         if last is None or last.memory() is not _root(output):

@@ -8,11 +8,12 @@ The model has random weights and transformers' defaults, dropout included. Nothi
 import argparse
 import json
 import time
+from typing import Any
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-SIZES = {
+SIZES: dict[int, dict[str, Any]] = {
     60: {"n_embd": 512, "n_layer": 10, "n_head": 8},
     125: {"n_embd": 768, "n_layer": 12, "n_head": 12},
 }
