@@ -8,6 +8,7 @@ The model is transformers' own, with random weights; PEFT adds the adapters. Not
 
 import argparse
 import random
+import tempfile
 import time
 
 import torch
@@ -59,7 +60,7 @@ def train(model: torch.nn.Module, blocks: torch.Tensor, steps: int, rate: float)
 def train_by_trainer(model: torch.nn.Module, blocks: torch.Tensor, steps: int, rate: float) -> None:
     """Train by transformers' Trainer."""
     options = TrainingArguments(
-        output_dir="lora-output",
+        output_dir=tempfile.gettempdir(),  # nothing is saved
         max_steps=steps,
         learning_rate=rate,
         per_device_train_batch_size=BATCH,
@@ -75,7 +76,7 @@ def train_by_trainer(model: torch.nn.Module, blocks: torch.Tensor, steps: int, r
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=30, help="steps of each training")
+    parser.add_argument("--steps", type=int, default=25, help="steps of each training")
     parser.add_argument("--trainer", action="store_true", help="train by transformers' Trainer")
     options = parser.parse_args()
     learn = train_by_trainer if options.trainer else train
@@ -87,7 +88,9 @@ def main() -> None:
     print(f"all {model.num_parameters():,} parameters, sentences about animals")
     learn(model, make_blocks(ANIMALS, DEEDS, 64), options.steps, 1e-3)
 
-    lora = LoraConfig(r=8, lora_alpha=16, target_modules=["c_attn"], task_type="CAUSAL_LM")
+    lora = LoraConfig(
+        r=8, lora_alpha=16, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"
+    )
     model = get_peft_model(model, lora)
     trainable = sum(param.numel() for param in model.parameters() if param.requires_grad)
     print(f"{trainable:,} parameters of LoRA, sentences about machines")
