@@ -92,3 +92,13 @@ def test_losses_and_random_numbers_are_those_of_python(tmp_path: Path, name: str
     assert ("GELU in chunks" in done.stderr) == (
         name not in {"bert", "llama", "opt", "checkpointed"}
     )
+
+
+def test_the_loss_is_in_blocks_below_a_memory_limit_too(tmp_path: Path) -> None:
+    path = str(script(tmp_path, SCRIPT))
+    expected = launch(tmp_path, "--threads", "2", path, "lora")
+    done = launch(tmp_path, "--threads", "2", "--memory-limit", "4G", path, "lora")
+    assert done.returncode == 0, done.stderr
+    numbers, wanted = (json.loads(run.stdout.splitlines()[0]) for run in (done, expected))
+    assert numbers == pytest.approx(wanted, rel=1e-5)
+    assert "cross entropy and dropout by kernels in C" in done.stderr
