@@ -2,8 +2,8 @@
 
 As it is written, in eight operators, each reads and writes a tensor of its size, and four of these
 are kept for backward. The same operators on a chunk find it in the caches of the cores, and
-backward computes the hyperbolic tangent of a chunk again. (Torch's fused operator is as fast, but
-its tangent is wrong in the last three bits.)
+backward computes the hyperbolic tangent of a chunk again. Torch's fused operator is not used, as
+its results are further from those in float64 than the composed function's.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class CKernelsSetting(OnByDefault):
         return ("transformers.activations",) if value else ()
 
     def after_import(self, module: ModuleType, value: bool) -> None:
-        """Have torch's fused operator compute it."""
+        """Compute it in chunks, and remember calls of large linear layers."""
         from cputrain.runtime.c_kernels import CKernels
         from cputrain.runtime.state import NOW
 
