@@ -26,8 +26,8 @@ CAUSAL_ROWS = 256
 """Rows of a block that are computed at a time where they see no columns behind their own."""
 
 
-class Inputs(NamedTuple):
-    """Inputs of attention, with leading dimensions flattened into one."""
+class AttentionInputs(NamedTuple):
+    """AttentionInputs of attention, with leading dimensions flattened into one."""
 
     query: Tensor
     """Queries times the square root of the scale; (heads, rows, width)."""
@@ -67,11 +67,13 @@ class AttentionTile(NamedTuple):
     rows: slice
     columns: slice
     noise: Tensor
-    behind: Tensor | None
-    """What is added to the columns from the first row's number on, if attention is causal."""
+    diagonal_mask: Tensor | None
+    """Mask of the columns from the number of the first row on, if attention is causal."""
 
 
-def tiles(inputs: Inputs, noise: AttentionNoise, generator: Generator) -> Iterator[AttentionTile]:
+def tiles(
+    inputs: AttentionInputs, noise: AttentionNoise, generator: Generator
+) -> Iterator[AttentionTile]:
     """Yield the tiles of all blocks, in the order of memory, in which the noise is drawn."""
     num_heads, num_rows, _ = inputs.query.shape
     num_columns = inputs.key.size(2)
@@ -89,10 +91,10 @@ def tiles(inputs: Inputs, noise: AttentionNoise, generator: Generator) -> Iterat
                 rows = slice(row + start, row + min(start + tile_rows, shape[1]))
                 columns = slice(0, min(rows.stop, num_columns) if noise.is_causal else num_columns)
                 part = drawn[:, start : start + tile_rows, columns]
-                behind = None
+                mask = None
                 if triangle is not None:
-                    behind = triangle[: rows.stop - rows.start, : max(0, columns.stop - rows.start)]
-                yield AttentionTile(heads, rows, columns, part, behind)
+                    mask = triangle[: rows.stop - rows.start, : max(0, columns.stop - rows.start)]
+                yield AttentionTile(heads, rows, columns, part, mask)
 
 
 def _drawn(noise: AttentionNoise, data: Tensor, generator: Generator) -> Tensor:
@@ -108,7 +110,7 @@ def generator_in(state: Tensor) -> Generator:
     return generator
 
 
-def compute(inputs: Inputs, noise: AttentionNoise) -> tuple[Tensor, Tensor]:
+def compute(inputs: AttentionInputs, noise: AttentionNoise) -> tuple[Tensor, Tensor]:
     """Return the output, and the state of the generator after the last block."""
     generator = generator_in(noise.state)
     output = inputs.value.new_empty((*inputs.query.shape[:2], inputs.value.size(2)))
@@ -144,20 +146,20 @@ class BlockedAttention(Function):
             return (None,) * 6
         is_differentiable = torch.is_grad_enabled()  # by create_graph
         gradients = _differentiable_gradients if is_differentiable else _gradients
-        return None, None, *gradients(Inputs(*ctx.saved_tensors), ctx.noise, grad), None
+        return None, None, *gradients(AttentionInputs(*ctx.saved_tensors), ctx.noise, grad), None
 
 
 _Node: Any = BlockedAttention._backward_cls
 _Node.__name__ = "UnsafeViewBackward0"  # as an output is printed
 
 
-def _probabilities(inputs: Inputs, tile: AttentionTile) -> Tensor:
+def _probabilities(inputs: AttentionInputs, tile: AttentionTile) -> Tensor:
     """Return the softmax of the products of a tile."""
     products = torch.bmm(
         inputs.query[tile.heads, tile.rows], inputs.key[tile.heads, :, tile.columns]
     )
-    if tile.behind is not None:
-        products[:, :, tile.rows.start :] += tile.behind
+    if tile.diagonal_mask is not None:
+        products[:, :, tile.rows.start :] += tile.diagonal_mask
     elif inputs.mask is not None:
         products += _mask_of(tile, inputs.mask)
     probabilities = torch.softmax(products, -1)
@@ -182,7 +184,7 @@ def _mask_of(tile: AttentionTile, mask: Tensor) -> Tensor:
 
 
 def _gradients(
-    inputs: Inputs, noise: AttentionNoise, grad: Tensor
+    inputs: AttentionInputs, noise: AttentionNoise, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value."""
     query, key, value, _ = inputs
@@ -208,7 +210,7 @@ def _gradients(
 
 
 def _differentiable_gradients(
-    inputs: Inputs, noise: AttentionNoise, grad: Tensor
+    inputs: AttentionInputs, noise: AttentionNoise, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients by operators that can be differentiated again."""
     query, key, value, mask = inputs

@@ -65,10 +65,7 @@ class _CrossEntropy(Function):
         ctx: Any, call: _LossCall, computed: tuple[Tensor, Tensor], data: Tensor, targets: Tensor
     ) -> Tensor:
         loss, ctx.data_grad = computed
-        ctx.call = call
-        ctx.targets, ctx.version = targets, targets._version
-        ctx.save_for_backward(targets, data)
-        ctx.set_materialize_grads(False)
+        _keep(ctx, call, data, targets)
         return loss
 
     @staticmethod
@@ -101,10 +98,8 @@ class _LinearCrossEntropy(Function):
         *_: Tensor | None,
     ) -> Tensor:
         loss, ctx.gradients = computed
-        ctx.call, ctx.mark, ctx.outputs = call, mark, outputs
-        ctx.targets, ctx.version = targets, targets._version
-        ctx.save_for_backward(targets, data)
-        ctx.set_materialize_grads(False)
+        ctx.mark, ctx.outputs = mark, outputs
+        _keep(ctx, call, data, targets)
         return loss
 
     @staticmethod
@@ -129,6 +124,14 @@ class _LinearCrossEntropy(Function):
 for _function in (_CrossEntropy, _LinearCrossEntropy):
     _Node: Any = _function._backward_cls
     _Node.__name__ = "NllLossBackward0"  # as a loss is printed
+
+
+def _keep(ctx: Any, call: _LossCall, data: Tensor, targets: Tensor) -> None:
+    """Keep the call in the context, with what backward needs where it calls torch's operators."""
+    ctx.call = call
+    ctx.targets, ctx.version = targets, targets._version
+    ctx.save_for_backward(targets, data)
+    ctx.set_materialize_grads(False)
 
 
 def _is_factor(ctx: Any, grad: Tensor) -> bool:

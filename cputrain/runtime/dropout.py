@@ -20,9 +20,9 @@ from cputrain.kernels.proof import is_dropout_right
 from cputrain.runtime.attention import NAMES as ATTENTION_NAMES
 from cputrain.runtime.blocked_attention import (
     BLOCK_ELEMENTS,
+    AttentionInputs,
     AttentionNoise,
     BlockedAttention,
-    Inputs,
     causal_mask,
     compute,
 )
@@ -222,7 +222,7 @@ def _added_mask(call: _Attention) -> Tensor | None:
     return mask
 
 
-def _flattened(call: _Attention) -> Inputs | None:
+def _flattened(call: _Attention) -> AttentionInputs | None:
     """Return the inputs of attention in blocks; None if the mask does not fit."""
     mask = None if call.is_causal else _added_mask(call)
     if mask is not None:
@@ -237,7 +237,7 @@ def _flattened(call: _Attention) -> Inputs | None:
     query, key, value = (
         tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (*_scaled(call), call.value)
     )
-    return Inputs(query, key, value, mask)
+    return AttentionInputs(query, key, value, mask)
 
 
 def _attention_probabilities(call: _Attention) -> Tensor:
