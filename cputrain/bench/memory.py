@@ -10,6 +10,7 @@ second one trains below parts of python's peak. Memory is that of all processes 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from statistics import median
 from cputrain.bench.learning import LAUNCH, command_of
 from cputrain.bench.markdown import size
 from cputrain.bench.measurement import parse_report
+from cputrain.measure.statistics import loss_difference
 from cputrain.memory.process_memory import anonymous_bytes
 from cputrain.memory.tree import children_by_parent, descendants
 from cputrain.record import Record
@@ -46,6 +48,9 @@ class Run(Record):
     losses: tuple[float, ...] = ()
     """The losses that it tells."""
 
+    samples_per_step: float | None = None
+    """Samples of a step, or tokens, if it tells them."""
+
     error: str = ""
     """The last line of its error, if it failed."""
 
@@ -63,8 +68,9 @@ def run(command: Sequence[str]) -> Run:
         printed, lines = out.read().decode(), err.read().decode().strip().splitlines()
     if process.returncode:
         return Run(peak_bytes=peak_bytes, step_s=0.0, error=_error_of(lines))
-    steps, losses, _ = parse_report(printed)
-    return Run(peak_bytes=peak_bytes, step_s=median(steps) if steps else 0.0, losses=losses)
+    steps, losses, samples = parse_report(printed)
+    step_s = median(steps) if steps else 0.0
+    return Run(peak_bytes=peak_bytes, step_s=step_s, losses=losses, samples_per_step=samples)
 
 
 def _error_of(lines: list[str]) -> str:
@@ -116,10 +122,9 @@ def compare_limits(word: str, limits: Sequence[float]) -> None:
         if limited.error:
             print(f"| {word} | {part:.0%} | {size(limit_bytes)} | {limited.error} | | |")
             continue
-        difference = max(
-            abs(loss - expected) / max(1e-9, abs(expected))
-            for loss, expected in zip(limited.losses, launched.losses, strict=True)
-        )
+        difference = loss_difference(limited.losses, launched.losses)
+        if difference is None or len(limited.losses) != len(launched.losses):
+            difference = math.nan
         print(
             f"| {word} | {part:.0%} | {size(limit_bytes)} | {size(limited.peak_bytes)} | "
             f"{limited.step_s / plain.step_s:.2f} | {difference:.0e} |",

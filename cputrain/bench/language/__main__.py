@@ -3,12 +3,13 @@
     python -m cputrain.bench.language --rounds 3 60:full 60:lora 125:full 125:lora
 
 Each word is a size in millions of parameters and a method. A round is a run of each; the rows have
-medians over the steps of all rounds. Memory is that of all processes without files.
+medians over the rounds of the median step. Memory is that of all processes without files.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from statistics import median
@@ -16,15 +17,13 @@ from statistics import median
 from cputrain.bench.learning import LAUNCH
 from cputrain.bench.markdown import size
 from cputrain.bench.memory import Run, run
+from cputrain.measure.statistics import loss_difference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SCRIPT = str(Path(__file__).with_name("finetune.py"))
-
-TOKENS = 4 * 512
-"""Tokens of a step."""
 
 
 def compare(word: str, rounds: int, options: Sequence[str], launch: Sequence[str]) -> str:
@@ -38,18 +37,18 @@ def compare(word: str, rounds: int, options: Sequence[str], launch: Sequence[str
         launched.append(run((*LAUNCH, *launch, *script)))
     for done in (*plain, *launched):
         if done.error:
-            return f"| {word} | {done.error} | | | | | |"
+            return f"| {word} | {done.error} | | | | | | |"
     times = [median(done.step_s for done in runs) for runs in (plain, launched)]
     peaks = [max(done.peak_bytes for done in runs) for runs in (plain, launched)]
     speedups = sorted(
         first.step_s / second.step_s for first, second in zip(plain, launched, strict=True)
     )
-    difference = max(
-        abs(loss - expected) / abs(expected)
-        for loss, expected in zip(launched[0].losses, plain[0].losses, strict=True)
-    )
+    difference = loss_difference(launched[0].losses, plain[0].losses)
+    if difference is None or len(launched[0].losses) != len(plain[0].losses):
+        difference = math.nan
+    num_tokens = plain[0].samples_per_step or 0.0
     return (
-        f"| {word} | {TOKENS / times[0]:.0f} | {TOKENS / times[1]:.0f} | "
+        f"| {word} | {num_tokens / times[0]:.0f} | {num_tokens / times[1]:.0f} | "
         f"{times[0] / times[1]:.2f} ({speedups[0]:.2f} to {speedups[-1]:.2f}) | "
         f"{size(peaks[0])} | {size(peaks[1])} | {peaks[1] / peaks[0]:.2f} | {difference:.0e} |"
     )

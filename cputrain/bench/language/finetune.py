@@ -45,7 +45,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="timed steps (default: 4)")
     parser.add_argument("--batch", type=int, default=4, help="sequences in a batch (default: 4)")
     parser.add_argument("--length", type=int, default=512, help="tokens in a sequence")
-    parser.add_argument("--autocast", action="store_true", help="compute in bfloat16")
     options = parser.parse_args()
 
     torch.manual_seed(0)
@@ -58,8 +57,7 @@ def main() -> None:
     for _ in range(1 + options.steps):  # the first step is a warm-up
         tokens = torch.randint(vocabulary, (options.batch, options.length))
         begin = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=options.autocast):
-            loss = model(input_ids=tokens, labels=tokens).loss
+        loss = model(input_ids=tokens, labels=tokens).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
