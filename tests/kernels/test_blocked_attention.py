@@ -294,3 +294,19 @@ def test_what_another_thread_drew_meanwhile_is_not_drawn_again(
     torch.manual_seed(0)
     torch.rand(3)
     torch.testing.assert_close(output, attend(*tensors))
+
+
+@pytest.mark.parametrize(("length", "is_in_blocks"), [(64, False), (600, True)])
+def test_large_attention_is_in_blocks(
+    monkeypatch: pytest.MonkeyPatch, length: int, is_in_blocks: bool
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    computed: list[int] = []
+    original = runtime.compute
+    monkeypatch.setattr(runtime, "compute", lambda *a: computed.append(1) or original(*a))
+    patch = Dropouts()
+    try:
+        attend(*(values(1, 2, length, WIDTH) for _ in range(3)))
+    finally:
+        patch.undo()
+    assert bool(computed) == is_in_blocks

@@ -152,7 +152,7 @@ def tied(layer: Layer) -> list[Tensor]:
     return [loss, *layer.grads()]
 
 
-def reached(layer: Layer) -> list[Tensor]:
+def source_of_hidden_changed(layer: Layer) -> list[Tensor]:
     """Hidden values are written to where this has no effect on the gradients of torch."""
     hidden = layer.hidden()
     logits = F.linear(hidden * 1, layer.weight, layer.bias)
@@ -163,7 +163,7 @@ def reached(layer: Layer) -> list[Tensor]:
     return [loss, *layer.grads()]
 
 
-def of_unit(layer: Layer) -> list[Tensor]:
+def by_module(layer: Layer) -> list[Tensor]:
     """By a module, through a view and a flattening."""
     module = nn.Linear(7, NUM_CLASSES, bias=layer.bias is not None)
     module.weight, module.bias = nn.Parameter(layer.weight.detach()), None
@@ -310,7 +310,7 @@ def without_a_graph(layer: Layer) -> list[Tensor]:
         return [layer.loss(layer.logits())]
 
 
-def undone(layer: Layer) -> list[Tensor]:
+def behind_a_loss_without_backward(layer: Layer) -> list[Tensor]:
     """The first loss has no backward."""
     layer.loss(layer.logits())
     return trained(layer)
@@ -320,7 +320,7 @@ OTHERS: list[Callable[[Layer], list[Tensor]]] = [
     hooked_before, hooked_behind, retained, grad_of_logits, grad_of_leaves, backward_to_inputs,
     twice, without_a_graph_left, penalty, infinite_factor, targets_changed, hidden_changed,
     logits_scaled, logits_written_unseen, shifted, wrong_target, checkpointed, by_function,
-    without_a_graph, undone, of_unit, reached,
+    without_a_graph, behind_a_loss_without_backward, by_module, source_of_hidden_changed,
 ]  # fmt: skip
 
 
@@ -411,3 +411,22 @@ def test_the_graph_is_torchs() -> None:
     with kernels():
         node = layer.loss(layer.logits()).grad_fn
     assert type(node).__name__ == type(expected).__name__
+
+
+@pytest.mark.parametrize("num_classes", [1000, 70_000])
+def test_the_gradients_of_large_layers_are_computed_with_the_loss(
+    monkeypatch: pytest.MonkeyPatch, num_classes: int
+) -> None:
+    computed: list[int] = []
+    original = cross_entropy.compute
+    monkeypatch.setattr(
+        cross_entropy, "compute", lambda *a, **k: computed.append(1) or original(*a, **k)
+    )
+    patch = CrossEntropies()
+    try:
+        weight = torch.randn(num_classes, 2, requires_grad=True)
+        logits = F.linear(torch.randn(128, 2, requires_grad=True), weight)
+        F.cross_entropy(logits, torch.arange(128)).backward()
+    finally:
+        patch.undo()
+    assert bool(computed) == (num_classes == 70_000)
