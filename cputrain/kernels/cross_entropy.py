@@ -7,7 +7,7 @@ both to write the gradient of the input. Here a row is read once and its gradien
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -27,6 +27,26 @@ class _CrossEntropyArguments(ctypes.Structure):
         )),
         ("scale", ctypes.c_double), ("num_threads", ctypes.c_uint32),
     )  # fmt: skip
+
+
+class LossReduction(NamedTuple):
+    """Mean or sum of the losses of rows."""
+
+    num_rows: int
+    """Number of rows whose target is not ignored."""
+
+    is_mean: bool
+
+    @property
+    def scale(self) -> float:
+        """Factor of the gradient of a row's loss."""
+        return 1 / max(self.num_rows, 1) if self.is_mean else 1.0
+
+    def loss(self, total: float) -> Tensor:
+        """Return the loss, given the sum of the losses of all rows."""
+        if self.is_mean:
+            total = total / self.num_rows if self.num_rows else float("nan")
+        return torch.tensor(total, dtype=torch.float32, device="cpu")
 
 
 class CrossEntropyKernels:
@@ -59,20 +79,19 @@ class CrossEntropyKernels:
             is_mean: Whether the loss is the mean over the rows that count, or their sum.
             needs_grad: Whether to compute the gradient of the input.
         """
-        count = self.count(targets, data.size(1), ignored)
-        if count is None:
+        reduction = self.reduction(targets, data.size(1), ignored, is_mean=is_mean)
+        if reduction is None:
             return None
         grad = torch.empty_like(data) if needs_grad else None
-        scale = 1 / max(count, 1) if is_mean else 1.0
-        loss = self.compute_rows(data, targets, ignored, scale, grad)
-        if is_mean:
-            loss = loss / count if count else float("nan")
-        return torch.tensor(loss, dtype=torch.float32, device="cpu"), grad
+        total = self.compute_rows(data, targets, ignored, reduction.scale, grad)
+        return reduction.loss(total), grad
 
-    def count(self, targets: Tensor, num_classes: int, ignored: int) -> int | None:
-        """Return the number of rows that count; None if a target is no class."""
+    def reduction(
+        self, targets: Tensor, num_classes: int, ignored: int, *, is_mean: bool
+    ) -> LossReduction | None:
+        """Return how losses of rows become one; None if a target is no class."""
         count: int = self._count(targets.data_ptr(), targets.numel(), num_classes, ignored)
-        return None if count < 0 else count
+        return None if count < 0 else LossReduction(count, is_mean)
 
     def compute_rows(
         self, data: Tensor, targets: Tensor, ignored: int, scale: float, grad: Tensor | None

@@ -23,7 +23,7 @@ from cputrain.runtime.linear_cross_entropy import (
     is_whole_backward,
     layer_of,
 )
-from cputrain.runtime.saved_tensor_hooks import has_hooks_of_the_script
+from cputrain.runtime.saved_tensor_hooks import has_hooks, has_hooks_of_the_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -224,7 +224,7 @@ class CrossEntropies(KernelPatches[CrossEntropyKernels]):
             loss = self._compute_with_layer(kernels, call, data, targets)
             if loss is not None:
                 return loss
-        if needs_grad and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if needs_grad and has_hooks():
             return None  # a memory limit counts what is saved, and not what is computed already
         computed = kernels.compute(
             data, targets, ignored, is_mean=reduction == MEAN, needs_grad=needs_grad

@@ -7,7 +7,6 @@ time, multiplied with the layer's weight and input, and forgotten.
 
 from __future__ import annotations
 
-import math
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -182,32 +181,27 @@ def compute(
 ) -> tuple[Tensor, Gradients] | None:
     """Return the loss, and the gradients of the layer; None if a target is no class."""
     num_rows, num_classes = output.shape
-    count = kernels.count(targets, num_classes, ignored)
-    if count is None:
+    reduction = kernels.reduction(targets, num_classes, ignored, is_mean=is_mean)
+    if reduction is None:
         return None
-    scale = 1 / max(count, 1) if is_mean else 1.0
     input_grad = torch.empty_like(layer.input) if layer.input.requires_grad else None
     weight_grad = torch.empty_like(layer.weight.t()) if layer.weight.requires_grad else None
     bias_grad = None if layer.bias is None else torch.zeros_like(layer.bias)
     step = max(MIN_ROWS, CHUNK_ELEMENTS // num_classes)
     buffer = torch.empty((min(step, num_rows), num_classes), device="cpu")
-    loss = 0.0
+    total = 0.0
     for start in range(0, num_rows, step):
         rows = slice(start, start + step)
         grad = buffer[: num_rows - start]
-        loss += kernels.compute_rows(output[rows], targets[rows], ignored, scale, grad)
+        total += kernels.compute_rows(output[rows], targets[rows], ignored, reduction.scale, grad)
         if input_grad is not None:
             torch.mm(grad, layer.weight.t(), out=input_grad[rows])
         if weight_grad is not None:
             weight_grad.addmm_(grad.t(), layer.input[rows], beta=0 if start == 0 else 1)
         if bias_grad is not None:
             bias_grad += grad.sum(0)
-    if is_mean:
-        loss = loss / count if count else math.nan
     weight_grad = None if weight_grad is None else weight_grad.t()
-    return torch.tensor(loss, dtype=torch.float32, device="cpu"), (
-        input_grad, weight_grad, bias_grad,
-    )  # fmt: skip
+    return reduction.loss(total), (input_grad, weight_grad, bias_grad)
 
 
 def have_hooks(outputs: Iterable[Tensor]) -> bool:

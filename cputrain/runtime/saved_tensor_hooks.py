@@ -19,6 +19,11 @@ def has_hooks_of_the_script() -> bool:
     return hooks is not None and not hasattr(hooks[0], INTERNAL)
 
 
+def has_hooks() -> bool:
+    """Return whether what autograd saves now goes through any hooks."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def mark_internal(pack: Any) -> Any:
     """Mark a pack hook of this package; return it."""
     setattr(pack, INTERNAL, True)
