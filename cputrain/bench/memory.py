@@ -2,20 +2,26 @@
 
     python -m cputrain.bench.memory gan gpt "train.py --epochs 1"
     python -m cputrain.bench.memory --limits 0.8,0.65,0.5 resnet50 unet
+    python -m cputrain.bench.memory --limits 0.8,0.65,0.5 --enforced 6 resnet50 unet
 
 The first form compares `cputrain plan --memory` with the peaks of plain python and of a launch. The
-second one trains below parts of python's peak. Memory is that of all processes without files.
+others train below parts of python's peak; with --enforced, each run is in a memory control group of
+that size, in which the kernel would kill it, and finds the limit itself. Memory is that of all
+processes without files.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
+from pathlib import Path
 from statistics import median
 
 from cputrain.bench.learning import LAUNCH, command_of
@@ -32,6 +38,11 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.02
 """Time between two looks at a run's memory."""
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+
+REMOVALS = 500
+"""How often the removal of a group is tried, INTERVAL_S apart."""
 
 PLAN = (sys.executable, "-P", "-m", "cputrain.launch", "plan", "--memory", "--json")
 
@@ -122,24 +133,106 @@ def compare_limits(word: str, limits: Sequence[float]) -> None:
         if limited.error:
             print(f"| {word} | {part:.0%} | {size(limit_bytes)} | {limited.error} | | |")
             continue
-        difference = loss_difference(limited.losses, launched.losses)
-        if difference is None or len(limited.losses) != len(launched.losses):
-            difference = math.nan
         print(
             f"| {word} | {part:.0%} | {size(limit_bytes)} | {size(limited.peak_bytes)} | "
-            f"{limited.step_s / plain.step_s:.2f} | {difference:.0e} |",
+            f"{limited.step_s / plain.step_s:.2f} | {difference(limited, launched):.0e} |",
             flush=True,
         )
 
 
+def compare_enforced(word: str, limits: Sequence[float], num_runs: int) -> None:
+    """Print a row for each limit, which the kernel enforces in a number of runs.
+
+    Its columns are the numbers of runs that ended, that were refused and that were killed, the
+    largest peak, the median time of a step for that of plain python, and the largest difference of
+    losses.
+    """
+    command = command_of(word)
+    plain = run((sys.executable, *command))
+    launched = run((*LAUNCH, *command))
+    for part in limits:
+        limit_bytes = int(part * plain.peak_bytes)
+        runs = []
+        for _ in range(num_runs):
+            with EnforcedLimit(limit_bytes) as group:
+                runs.append(run((*group.prefix, *LAUNCH, "--memory-limit", "auto", *command)))
+        ended = [done for done in runs if not done.error]
+        refused = [done for done in runs if "MemoryLimitError" in done.error]
+        counts = f"{len(ended)} | {len(refused)} | {num_runs - len(ended) - len(refused)}"
+        row = f"| {word} | {part:.0%} | {size(limit_bytes)} | {counts} "
+        if ended:
+            peak_bytes = max(done.peak_bytes for done in ended)
+            step_s = median(done.step_s for done in ended)
+            apart = max(difference(done, launched) for done in ended)
+            row += f"| {size(peak_bytes)} | {step_s / plain.step_s:.2f} | {apart:.0e} |"
+        else:
+            row += f"| {runs[0].error} | | |"
+        print(row, flush=True)
+
+
+def difference(first: Run, second: Run) -> float:
+    """Return the largest relative difference of two runs' losses; not a number if lengths differ."""
+    apart = loss_difference(first.losses, second.losses)
+    if apart is None or len(first.losses) != len(second.losses):
+        return math.nan
+    return apart
+
+
+class EnforcedLimit:
+    """A memory control group for one run, which is removed afterwards.
+
+    Args:
+        limit_bytes: The memory above which the kernel kills a process of it.
+
+    Raises:
+        SystemExit: The user may not make one.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        is_first_version = (CONTROL_GROUPS / "memory").is_dir()
+        parent = CONTROL_GROUPS / "memory" if is_first_version else CONTROL_GROUPS
+        limit = "memory.limit_in_bytes" if is_first_version else "memory.max"
+        self._folder = parent / f"cputrain-bench-{os.getpid()}"
+        try:
+            self._folder.mkdir()
+            (self._folder / limit).write_text(str(limit_bytes))
+        except OSError as error:
+            sys.exit(
+                f"--enforced needs the right to make a memory control group; found {error}. Run it "
+                "as root, or in a container with the control groups writable."
+            )
+        self.prefix = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', f"{self._folder}/cgroup.procs")
+        """The begin of a command that is to run in the group."""
+
+    def __enter__(self) -> EnforcedLimit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for attempt in range(REMOVALS):
+            try:
+                self._folder.rmdir()
+            except OSError:  # a process is still ending
+                if attempt == REMOVALS - 1:
+                    raise
+                time.sleep(INTERVAL_S)
+            else:
+                return
+
+
 def main() -> None:
     """Print a row for each script or workload, given with its number of steps."""
-    words = sys.argv[1:]
-    if words[:1] == ["--limits"]:
-        for word in words[2:]:
-            compare_limits(word, [float(part) for part in words[1].split(",")])
-    else:
-        for word in words:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="+", metavar="WORKLOAD:STEPS|SCRIPT")
+    parser.add_argument("--limits", default="", help="parts of python's peak")
+    parser.add_argument("--enforced", type=int, default=0, metavar="RUNS", help="runs of a limit")
+    options = parser.parse_args()
+    limits = [float(part) for part in options.limits.split(",") if part]
+    for word in options.words:
+        if options.enforced:
+            compare_enforced(word, limits, options.enforced)
+        elif limits:
+            compare_limits(word, limits)
+        else:
             compare_prediction(word)
 
 

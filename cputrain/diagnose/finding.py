@@ -42,7 +42,7 @@ class Finding(Record):
     """A cause of slowness, its cost, and a remedy."""
 
     cause: str
-    """One of "memory", "work", "input", "overlap", "units" and "code"."""
+    """One of "memory", "capacity", "work", "input", "overlap", "units" and "code"."""
 
     title: str
     """Summary in a few words, with the most important figure."""

@@ -1,10 +1,10 @@
-"""Read the system's counters of a process: CPU time, page faults, switches, heat, NUMA nodes."""
+"""Read the system's counters of a process: CPU time, memory, switches, heat, NUMA nodes."""
 
 from __future__ import annotations
 
 import os
 
-from cputrain.machine.cgroups import read_grant
+from cputrain.machine.cgroups import memory_groups, read_grant
 from cputrain.machine.source import RootSource, number, text
 from cputrain.machine.topology import CPU_FOLDER
 
@@ -38,6 +38,7 @@ class Counters:
             cpus = tuple(sorted(get_affinity(0))) if get_affinity else ()
         self.cpus = cpus
         self._quota = os.path.dirname(read_grant(self._source).quota_from)
+        self._memory_pressure = self._memory_pressure_file()
 
     def now(self) -> dict[str, float]:
         """Return the current value of every counter; differences of two calls are meaningful."""
@@ -45,7 +46,9 @@ class Counters:
         counters = {
             "throttled_seconds": self._throttled(), "busy_seconds": busy, "steal_seconds": steal,
             "hot": float(self._hot()), "waiting_seconds": self._waiting(),
-            "pressure_seconds": self._pressure(), "workers_seconds": self._living_workers(),
+            "pressure_seconds": self._pressure("/proc/pressure/cpu"),
+            "stalled_seconds": self._pressure(self._memory_pressure),
+            "workers_seconds": self._living_workers(),
         }  # fmt: skip
         try:
             import resource
@@ -84,6 +87,12 @@ class Counters:
                     placed[name[1:]] = placed.get(name[1:], 0.0) + page_bytes * int(count)
         return placed
 
+    def _memory_pressure_file(self) -> str:
+        """Return the file of the stalls on memory: the control group's, or the system's."""
+        files = (group.pressure for group in memory_groups(self._source))
+        kept = (file for file in files if text(self._source, file) is not None)
+        return next(kept, "/proc/pressure/memory")
+
     def _throttled(self) -> float:
         """Return the seconds for which the control group with the CPU quota was throttled."""
         for line in (text(self._source, f"{self._quota}/cpu.stat") or "").splitlines():
@@ -113,9 +122,9 @@ class Counters:
                 waiting_ns += int(words[1])
         return waiting_ns / 1e9
 
-    def _pressure(self) -> float:
-        """Return the seconds for which some thread of the system waited for a CPU (PSI)."""
-        for line in (text(self._source, "/proc/pressure/cpu") or "").splitlines():
+    def _pressure(self, path: str) -> float:
+        """Return the seconds for which some thread waited for a resource (PSI); 0 if unknown."""
+        for line in (text(self._source, path) or "").splitlines():
             words = line.split()
             if words[:1] == ["some"] and words[-1].startswith("total="):
                 return int(words[-1].removeprefix("total=")) / 1e6

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cputrain.diagnose.causes import CAUSES, code, memory, overlap, units, waiting, work
+from cputrain.diagnose.causes import CAUSES, capacity, code, memory, overlap, units, waiting, work
 from cputrain.diagnose.finding import Confidence, DiagnosedCase
 from cputrain.diagnose.layers import layer_times
 from cputrain.diagnose.remedies import is_triable
@@ -45,6 +45,17 @@ def test_waiting_with_workers_and_preparing_without_workers():
         overlap, prepares.replace(wait=0.08)
     )  # the worker is slower than the training
     assert finding.speedup == pytest.approx(0.1 / 0.08)
+
+
+def test_memory_that_is_short():
+    stalled = seen(counted={"reads": 40.0, "stalled_seconds": 0.06})
+    (finding,) = findings(capacity, stalled)
+    assert (finding.cause, finding.lost_seconds) == ("capacity", pytest.approx(0.06))
+    assert finding.settings == {"memory_limit": "auto"}
+    assert "60%" in finding.title
+    # other programs' stalls, and pages that are read for the first time
+    assert not findings(capacity, seen(counted={"reads": 0.0, "stalled_seconds": 0.06}))
+    assert not findings(capacity, seen(counted={"reads": 40.0, "stalled_seconds": 0.0}))
 
 
 def test_fewer_threads_that_are_faster():

@@ -19,11 +19,13 @@ FILES = {
     "proc/self/task/8/schedstat": "9 500000000 3\n",
     "proc/self/task/9/schedstat": "\n",
     "proc/pressure/cpu": "some avg10=0.00 avg60=0.00 avg300=0.00 total=4500000\nfull total=9\n",
+    "proc/pressure/memory": "some avg10=0.00 avg60=0.00 avg300=0.00 total=99000000\n",
     "proc/self/mountinfo": "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
     "proc/self/cgroup": "0::/users/one\n",
     "sys/fs/cgroup/users/cpu.max": "200000 100000\n",
     "sys/fs/cgroup/users/cpu.stat": "usage_usec 9\nnr_throttled 4\nthrottled_usec 2500000\n",
     "sys/fs/cgroup/users/one/cpu.stat": "throttled_usec 1\n",
+    "sys/fs/cgroup/users/memory.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=3500000\n",
     "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": "3\n",
     "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count": "4\n",
     "sys/devices/system/cpu/cpu12/thermal_throttle/core_throttle_count": "100\n",
@@ -53,6 +55,7 @@ def test_counters_of_a_given_system(tmp_path):
     assert now["steal_seconds"] == 300 / os.sysconf("SC_CLK_TCK")
     assert now["waiting_seconds"] == 2.5
     assert now["pressure_seconds"] == 4.5
+    assert now["stalled_seconds"] == 3.5  # of the innermost control group that has it
     assert reader.clock() == 2.5e9
     assert reader.placed() == {"0": 3 * 4096, "1": 6 * 4096 + (2 << 20)}
 

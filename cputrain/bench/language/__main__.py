@@ -9,15 +9,13 @@ medians over the rounds of the median step. Memory is that of all processes with
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 from statistics import median
 
 from cputrain.bench.learning import LAUNCH
 from cputrain.bench.markdown import size
-from cputrain.bench.memory import Run, run
-from cputrain.measure.statistics import loss_difference
+from cputrain.bench.memory import Run, difference, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,14 +41,11 @@ def compare(word: str, rounds: int, options: Sequence[str], launch: Sequence[str
     speedups = sorted(
         first.step_s / second.step_s for first, second in zip(plain, launched, strict=True)
     )
-    difference = loss_difference(launched[0].losses, plain[0].losses)
-    if difference is None or len(launched[0].losses) != len(plain[0].losses):
-        difference = math.nan
     num_tokens = plain[0].samples_per_step or 0.0
     return (
         f"| {word} | {num_tokens / times[0]:.0f} | {num_tokens / times[1]:.0f} | "
         f"{times[0] / times[1]:.2f} ({speedups[0]:.2f} to {speedups[-1]:.2f}) | "
-        f"{size(peaks[0])} | {size(peaks[1])} | {peaks[1] / peaks[0]:.2f} | {difference:.0e} |"
+        f"{size(peaks[0])} | {size(peaks[1])} | {peaks[1] / peaks[0]:.2f} | {difference(launched[0], plain[0]):.0e} |"
     )
 
 

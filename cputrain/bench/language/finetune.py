@@ -1,4 +1,4 @@
-"""Train a GPT-2 of transformers, whole or by LoRA, on random tokens, with AdamW.
+"""Train a GPT-2 or a BERT of transformers, whole or by LoRA, on random tokens, with AdamW.
 
     python cputrain/bench/language/finetune.py --size 125 --method lora
 
@@ -11,33 +11,53 @@ import time
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-SIZES: dict[int, dict[str, Any]] = {
-    60: {"n_embd": 512, "n_layer": 10, "n_head": 8},
-    125: {"n_embd": 768, "n_layer": 12, "n_head": 12},
+SIZES: dict[int, tuple[int, int, int]] = {60: (512, 10, 8), 125: (768, 12, 12)}
+"""Width, layers and heads by millions of parameters; those of the larger one are GPT-2's."""
+
+
+def make_gpt2(size: int, length: int) -> torch.nn.Module:
+    """Return a GPT-2 for sequences of a length."""
+    width, num_layers, num_heads = SIZES[size]
+    return GPT2LMHeadModel(
+        GPT2Config(n_positions=length, n_embd=width, n_layer=num_layers, n_head=num_heads)
+    )
+
+
+def make_bert(size: int, length: int) -> torch.nn.Module:
+    """Return a BERT for sequences of a length."""
+    width, num_layers, num_heads = SIZES[size]
+    return BertForMaskedLM(
+        BertConfig(
+            max_position_embeddings=length, hidden_size=width, intermediate_size=4 * width,
+            num_hidden_layers=num_layers, num_attention_heads=num_heads,
+        )
+    )  # fmt: skip
+
+
+MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gpt2": (make_gpt2, {"target_modules": ["c_attn"], "fan_in_fan_out": True}),
+    "bert": (make_bert, {"target_modules": ["query", "value"]}),
 }
-"""Shapes by millions of parameters; of the larger one by GPT-2's authors."""
+"""For each architecture, its function and where PEFT adds adapters."""
 
 
-def make_model(size: int, method: str, length: int) -> torch.nn.Module:
+def make_model(name: str, size: int, method: str, length: int) -> torch.nn.Module:
     """Return the model; with "lora", the weights of PEFT's adapters alone require gradients."""
-    config = GPT2Config(n_positions=length, **SIZES[size])
-    model: torch.nn.Module = GPT2LMHeadModel(config)
+    make, places = MODELS[name]
+    model: torch.nn.Module = make(size, length)
     if method == "lora":
         from peft import LoraConfig, get_peft_model
 
-        options = LoraConfig(
-            r=8, lora_alpha=16, target_modules=["c_attn"], fan_in_fan_out=True,
-            task_type="CAUSAL_LM",
-        )  # fmt: skip
-        model = get_peft_model(model, options)
+        model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, **places))
     return model.train()
 
 
 def main() -> None:
     """Train, then print losses and step times as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=MODELS, default="gpt2")
     parser.add_argument(
         "--size", type=int, choices=SIZES, default=60, help="millions of parameters"
     )
@@ -48,11 +68,11 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    model = make_model(options.size, options.method, options.length)
+    model = make_model(options.model, options.size, options.method, options.length)
     optimizer = torch.optim.AdamW(
         [param for param in model.parameters() if param.requires_grad], lr=1e-4
     )
-    vocabulary = GPT2Config().vocab_size
+    vocabulary = model.config.vocab_size
     losses, seconds = [], []
     for _ in range(1 + options.steps):  # the first step is a warm-up
         tokens = torch.randint(vocabulary, (options.batch, options.length))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CAUSE_NAMES = {
     "memory": "memory traffic",
+    "capacity": "too little memory",
     "work": "too little parallel work",
     "input": "waiting for input",
     "overlap": "poor overlap",
