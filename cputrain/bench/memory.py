@@ -171,7 +171,7 @@ def compare_enforced(word: str, limits: Sequence[float], num_runs: int) -> None:
 
 
 def difference(first: Run, second: Run) -> float:
-    """Return the largest relative difference of two runs' losses; not a number if lengths differ."""
+    """Return the largest relative difference of two runs' losses; NaN if lengths differ."""
     apart = loss_difference(first.losses, second.losses)
     if apart is None or len(first.losses) != len(second.losses):
         return math.nan

@@ -40,8 +40,8 @@ COMMAND = Command(
     form="[options] script.py [its arguments]",
     files="*.py",
     summary="Runs the script's first steps under plain python, and measures the peak throughput "
-    "and bandwidth of the machine. Names which of seven causes keep the script from them, what each "
-    "costs, and the remedy. Files that the script writes are discarded.",
+    "and bandwidth of the machine. Names which of seven causes keep the script from them, what "
+    "each costs, and the remedy. Files that the script writes are discarded.",
     examples=(
         Example(line="cputrain diagnose train.py", does="print causes and remedies"),
         Example(line="cputrain diagnose --apply train.py", does="measure the remedies, too"),

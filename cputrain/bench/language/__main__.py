@@ -45,7 +45,8 @@ def compare(word: str, rounds: int, options: Sequence[str], launch: Sequence[str
     return (
         f"| {word} | {num_tokens / times[0]:.0f} | {num_tokens / times[1]:.0f} | "
         f"{times[0] / times[1]:.2f} ({speedups[0]:.2f} to {speedups[-1]:.2f}) | "
-        f"{size(peaks[0])} | {size(peaks[1])} | {peaks[1] / peaks[0]:.2f} | {difference(launched[0], plain[0]):.0e} |"
+        f"{size(peaks[0])} | {size(peaks[1])} | {peaks[1] / peaks[0]:.2f} | "
+        f"{difference(launched[0], plain[0]):.0e} |"
     )
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from cputrain.diagnose.finding import DiagnosedCase, Finding
 
+
 def find(case: DiagnosedCase) -> Iterator[Finding]:
     """Yield a finding if steps wait for memory."""
     seen = case.seen
@@ -24,7 +25,7 @@ def find(case: DiagnosedCase) -> Iterator[Finding]:
         title=f"memory is short: {part_of(min(stalled_s, seen.step), seen.step)} of a step waits "
         "for pages",
         evidence=(
-            f"in each step, pages that the system had dropped were read again {num_reads:.3g} times",
+            f"pages that the system had dropped were read again {num_reads:.3g} times in each step",
             f"processes waited {stalled_s * 1e3:.3g} ms of each step for memory",
         ),
         remedy="cputrain launch --memory-limit auto, or a smaller batch (cputrain plan --memory "
