@@ -36,6 +36,7 @@ def bench(folder, *arguments):
 @pytest.mark.parametrize(
     "kinds", [["mlp"], *(pytest.param(kinds, marks=pytest.mark.long) for kinds in (["conv"], []))]
 )
+@pytest.mark.long
 def test_each_kind_is_trained_in_every_way(tmp_path, kinds):
     """Without a kind: all of them."""
     done = bench(tmp_path, *kinds, "--devices=cpu,other", "--rounds=1", "--quick", "--json")

@@ -39,6 +39,7 @@ def test_speed_ups_are_those_of_our_ways() -> None:
     assert rows[1][3] == "1.80× as fast"
 
 
+@pytest.mark.long
 def test_every_way_trains_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     comparison = compare_many(["mlp"], num_jobs=2, rounds=1, quick=True)
     (case,) = comparison.cases

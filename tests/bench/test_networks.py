@@ -31,6 +31,7 @@ def printed(*words):
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_what_it_takes_to_ask_for_a_call():
     found = printed(
         "cputrain.bench.networks.launch_latency",

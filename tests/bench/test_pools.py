@@ -41,6 +41,7 @@ ALL = [case.name for group in CASES for case in cases(group, quick=True)]
 
 
 @pytest.mark.parametrize("name", selected.cases(ALL, ALL[::12]))
+@pytest.mark.long
 def test_every_pool_gives_right_results_in_each_case(name):
     """A run that finds a wrong result ends with an error, so one that is told of was right.
 

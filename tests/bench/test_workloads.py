@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from cputrain.bench import description, workloads
+from tests.selected import some
 
 SMALL = {
     "convnext": ["--image", "32", "--batch", "2"],
@@ -29,7 +30,7 @@ SMALL = {
 """What makes a workload small beside `--steps 1`, which every one takes."""
 
 
-@pytest.mark.parametrize("name", workloads())
+@pytest.mark.parametrize("name", some(workloads(), 6))
 def test_a_workload_ends_with_its_losses_and_times(name):
     ended = subprocess.run(
         [sys.executable, workloads()[name], "--steps", "1", *SMALL.get(name, [])],

@@ -562,6 +562,7 @@ def test_two_runs_write_at_the_same_time(tmp_path: Path) -> None:
     assert int(ended.stdout.split()[-1]) > 700
 
 
+@pytest.mark.long
 def test_what_was_damaged_is_made_again(tmp_path: Path) -> None:
     draws = random.Random(SEED)
     dataset = Samples(_image)

@@ -316,6 +316,7 @@ def _numbered(row: int) -> Any:
     return torch.full((2500,), row)
 
 
+@pytest.mark.long
 def test_ten_thousand_batches_can_be_kept() -> None:
     kept = list(DataLoader(Rows(_numbered, 10_000), batch_size=None, num_workers=2))
     assert all(bool((batch == row).all()) for row, batch in enumerate(kept))
@@ -356,6 +357,7 @@ def _resident() -> int:
     [(15_000, 4)]
     + [pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((15_000, 4000), (40_000, 4))],
 )
+@pytest.mark.long
 def test_memory_and_descriptors_stay_as_they_are(rows: int, size: int) -> None:
     signal.alarm(5 * LIMIT)
     iterator = iter(DataLoader(Counted(rows, size), batch_size=None, num_workers=1))

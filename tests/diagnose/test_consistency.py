@@ -117,6 +117,7 @@ many = settings(deadline=None, max_examples=60, suppress_health_check=list(Healt
 
 @many
 @given(diagnoses())
+@pytest.mark.long
 def test_no_figure_is_above_the_roof(diagnosis):
     document = json.loads(json.dumps(diagnosis.as_json(), allow_nan=False))
     texts = shown(show_diagnosis, diagnosis), text_of_page(diagnosis_page(diagnosis))

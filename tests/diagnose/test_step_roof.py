@@ -75,6 +75,7 @@ def test_what_caches_hold_is_moved_faster() -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_a_comparison_has_the_roof(tmp_path: Path, roof_cache: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     done = subprocess.run(

@@ -406,6 +406,7 @@ def test_sitecustomize_and_pythonpath_do_the_same(tmp_path: Path) -> None:
         pytest.param({"PYTHONWARNINGS": "error"}, marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_what_is_read_at_the_start_is_as_it_was_asked_for(
     changes: dict[str, str], tmp_path: Path
 ) -> None:

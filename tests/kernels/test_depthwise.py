@@ -58,6 +58,7 @@ pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
     st.booleans(),
     st.integers(1, 3),
 )
+@pytest.mark.long
 def test_gradients_are_those_of_float64(
     shape: tuple[int, ...],
     filters: tuple[int, int],

@@ -87,6 +87,7 @@ def start_ranks(folder: Path, *options: str, **changes: str) -> list[list[Any]]:
     return [json.loads((folder / f"seen{index}.json").read_text()) for index in (0, 1)]
 
 
+@pytest.mark.long
 def test_ranks_that_start_after_the_plan_take_their_parts(tmp_path: Path) -> None:
     first, second = start_ranks(tmp_path)
     assert first[0] != second[0]

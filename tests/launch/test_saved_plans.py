@@ -141,6 +141,7 @@ JSON = st.recursive(
 
 @given(field=st.sampled_from(["value", "environment", "rejected", "says", "policy"]), value=JSON)
 @settings(max_examples=150, deadline=None)
+@pytest.mark.long
 def test_whatever_a_field_holds_it_is_read_or_refused(
     document: dict[str, Any], field: str, value: Any
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.launch.programs import (
     CPUTRAIN,
     PYTHON,
@@ -106,6 +108,7 @@ def test_colour_follows_the_conventions(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_readers_that_leave_early_hear_no_complaint(tmp_path: Path) -> None:
     for words in ("info", "info --json", "plan", "plan --json", "--help", "launch --help"):
         done = run(("bash", "-c", f"{CPUTRAIN} {words} | true"), tmp_path)

@@ -18,6 +18,7 @@ from tests.many.test_queue import (
     start,
     wait_for,
 )
+from tests.selected import some
 
 OTHERS = """
 import json, os, sys, time
@@ -46,7 +47,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", some(FAULTS, 5))
 def test_the_other_jobs_are_right(tmp_path: Path, name: str) -> None:
     fault, code = FAULTS[name]
     script(tmp_path, OTHERS.format(fault=fault))
@@ -169,6 +170,7 @@ print(json.dumps({"loss": seed}))
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.long
 def test_a_job_that_needs_more_than_there_is_fails(tmp_path: Path) -> None:
     script(
         tmp_path,

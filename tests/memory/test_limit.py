@@ -167,6 +167,7 @@ def group(tmp_path: Path) -> Iterator[Path]:
         folder.rmdir()
 
 
+@pytest.mark.long
 def test_what_kills_python_is_survived_in_a_control_group(
     tmp_path: Path, group: Path, unlimited: Unlimited
 ) -> None:

@@ -54,7 +54,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("way", ENDS)
+@pytest.mark.parametrize("way", cases(ENDS, ["SIGKILL", "segfault"]))
 def test_a_worker_that_ends_in_a_task_is_told_with_the_task_and_the_pool_lives_on(way: str) -> None:
     with Pool(2, context="fork") as pool:
         begin = time.monotonic()
@@ -234,6 +234,7 @@ BUSY = {
 
 
 @pytest.mark.parametrize("name", cases(BUSY, ["goes back"]))
+@pytest.mark.long
 def test_workers_are_replaced_while_the_script(name: str, tmp_path: Path) -> None:
     text = f"""
 import logging
@@ -352,6 +353,7 @@ def test_an_initializer_that_ends_its_process_is_told_and_not_tried_for_ever(
         assert len(list(tmp_path.iterdir())) <= 8
 
 
+@pytest.mark.long
 def test_a_script_without_a_main_guard_ends_with_an_error_under_spawn(tmp_path: Path) -> None:
     text = """
 pool = Pool(1, context="spawn")
@@ -366,6 +368,7 @@ finally:
     assert '`if __name__ == "__main__":`' in err
 
 
+@pytest.mark.long
 def test_a_module_that_fails_in_the_worker_ends_with_an_error(tmp_path: Path) -> None:
     (tmp_path / "only_here.py").write_text(
         "import os\n"
@@ -801,6 +804,7 @@ if __name__ == "__main__":
 # a poor machine
 
 
+@pytest.mark.long
 def test_a_full_dev_shm_does_not_matter(tmp_path: Path) -> None:
     text = """
 if __name__ == "__main__":

@@ -31,7 +31,10 @@ def test_all_have_the_sum(tmp_path, count):
     assert len({one["had"] for one in found}) == 1
 
 
-@pytest.mark.parametrize(("how", "says"), [("gone", "has exited"), ("late", "has not reached it")])
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("gone", "has exited"), pytest.param("late", "has not reached it", marks=pytest.mark.long)],
+)
 def test_nobody_waits_for_one_that_does_not_come(tmp_path, how, says):
     """Of three ranks the last; each other one is told, though it need not be its neighbour."""
     done = launch(tmp_path, "-q", "--nproc-per-node", "3", ADDS_UP, how, "2")

@@ -158,6 +158,7 @@ GOOD, BAD = (0.0, 0.0), (0.05, 0.05)
     ],
     indirect=["network"],
 )
+@pytest.mark.long
 def test_a_node_that_is_gone_comes_back_and_the_losses_are_right(tmp_path, network, how):
     alone = json.loads(plain(tmp_path, RANKS, "--steps", str(STEPS)).stdout)["losses"]
     first, second = (Node(tmp_path, network, number) for number in (0, 1))

@@ -148,6 +148,7 @@ for _ in range(2):
     ],
     ids=["alone", "reads its rank", "a group", "a group that is gone"],
 )  # fmt: skip
+@pytest.mark.long
 def test_ranks_that_never_met_are_told_at_the_end(
     tmp_path: Path, text: str, *, is_told: bool
 ) -> None:

@@ -128,6 +128,7 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
 """
 
 
+@pytest.mark.long
 def test_forked_workers_keep_no_more_than_under_python(tmp_path: Path) -> None:
     # glibc returns no memory below a small block that is free in a cache, which is there by chance
     uncached = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"}
@@ -298,6 +299,7 @@ print(json.dumps([graphs, len(caught), [str(one.message)[:60] for one in caught]
 """
 
 
+@pytest.mark.long
 def test_compilers_do_not_look_into_it(tmp_path: Path) -> None:
     words = ("--fused-optimizer", "off")
     assert said(tmp_path, COMPILED, *words) == said(tmp_path, COMPILED, start=plain)

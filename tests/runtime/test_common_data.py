@@ -182,6 +182,7 @@ def test_blocks_of_the_heap_are_left_alone(path: str) -> None:
     in_child(share)
 
 
+@pytest.mark.long
 def test_freed_and_resized_memory_is_as_always(path: str) -> None:
     """Whatever is freed, resized and allocated afterwards has the bytes that it should have."""
 

@@ -79,6 +79,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_workers_sit_on_the_kept_core_and_their_parent_where_it_was(tmp_path: Path) -> None:
     script(tmp_path, LOAD)
     kept = CPUS[-1]

@@ -59,6 +59,7 @@ def grown(folder: Path, *options: str) -> tuple[int, str]:
     return int(done.stdout), done.stderr
 
 
+@pytest.mark.long
 def test_workers_bring_a_second_team_that_makes_waits_short(tmp_path: Path) -> None:
     """Beside the thread that made it the team has one, as the first has; off adds neither."""
     count, said = grown(tmp_path, "--threads", "2")

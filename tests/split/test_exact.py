@@ -128,5 +128,6 @@ def are_the_same(kind, split, size):
 
 @pytest.mark.parametrize("kind", some(MODELS, 3))
 @pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.long
 def test_losses_over_a_hundred_steps_are_those_of_the_whole_batch(kind, replicas):
     assert are_the_same(kind, lambda model: Split(model, replicas=replicas), 9)

@@ -30,7 +30,7 @@ def run(name, wrap):
     return result, call, [text for text in texts if not text.startswith(OURS)]
 
 
-@pytest.mark.parametrize("name", some(zoo.PATTERNS, len(zoo.PATTERNS) // 5))
+@pytest.mark.parametrize("name", some(zoo.PATTERNS, len(zoo.PATTERNS) // 9))
 @pytest.mark.usefixtures("exactly")
 def test_a_model_of_the_zoo_trains_as_it_does_without_split(name):
     given = zoo.PATTERNS[name]
@@ -60,6 +60,7 @@ def printed(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", some(LAUNCHED, 1))
+@pytest.mark.long
 def test_a_launched_script_prints_the_losses_of_plain_python(name, printed):
     undivided, divided = (losses[name] for losses in printed)
     assert len(undivided) >= zoo.STEPS

@@ -322,7 +322,7 @@ RECORDED = {"no", "factor", "short batch", "evaluate", "copy", "save", "output l
 
 @pytest.mark.usefixtures("_replayed")
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.long if seed > 9 else ()) for seed in range(100)]
+    "seed", [pytest.param(seed, marks=pytest.mark.long if seed > 5 else ()) for seed in range(100)]
 )
 def test_a_loop_is_the_same(seed: int) -> None:
     choices = draw(seed)
@@ -334,7 +334,7 @@ def test_a_loop_is_the_same(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("_replayed")
-@pytest.mark.parametrize("extra", some(CHOICES["extra"][3:], 13))
+@pytest.mark.parametrize("extra", some(CHOICES["extra"][3:], 8))
 @pytest.mark.parametrize("name", ["mlp", "dropout", "batch norm"])
 def test_each_event_is_the_same(name: str, extra: str) -> None:
     choices = {
@@ -348,7 +348,7 @@ def test_each_event_is_the_same(name: str, extra: str) -> None:
 
 @pytest.mark.usefixtures("_replayed")
 @pytest.mark.parametrize("log", ["several reads", "read at times", "accuracy first"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS, 3))
 def test_results_may_be_read_before_the_loss_is_complete(name: str, log: str) -> None:
     choices = PLAIN | {"model": name, "optimizer": "adam", "log": log}
     found, recorder = run_recorded(Loop(choices))
@@ -522,6 +522,7 @@ def test_errors_are_those_of_torch() -> None:
         assert steps.recorder.num_compiled > 15
 
 
+@pytest.mark.long
 def test_what_the_script_does_while_inductor_compiles_is_as_without() -> None:
     from torch.fx._symbolic_trace import is_fx_tracing
 
@@ -599,6 +600,7 @@ print(type(loss.grad_fn).__name__, model[0].weight.grad is not None)
 
 
 @pytest.mark.skipif(find_cpp_compiler() is None, reason="there is no C++ compiler")
+@pytest.mark.long
 def test_a_script_prints_the_same_under_launch(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     outputs = []
@@ -722,7 +724,7 @@ QUESTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 @pytest.mark.usefixtures("_replayed")
 @pytest.mark.parametrize("is_before", [True, False])
-@pytest.mark.parametrize("name", some(QUESTIONS, 12))
+@pytest.mark.parametrize("name", some(QUESTIONS, 8))
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_questions_are_answered_as_without_recording(name: str, is_before: bool) -> None:
     def run(start: int) -> list[Any]:
@@ -833,7 +835,7 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.usefixtures("_replayed")
 @pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize("name", some(USES, 15))
+@pytest.mark.parametrize("name", some(USES, 10))
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_what_functions_in_c_read_is_there(name: str, is_first: bool) -> None:
     """Between the model's call and backward, in every step or for the first time in the 25th."""

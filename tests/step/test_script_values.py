@@ -215,7 +215,7 @@ def _restored() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("in_steps", [True, False], ids=["Step", "recorded"])
-@pytest.mark.parametrize("name", some(CHANGES, 12))
+@pytest.mark.parametrize("name", some(CHANGES, 6))
 def test_what_a_forward_reads_may_change(name: str, in_steps: bool) -> None:
     expected, _ = train(Reads, halfway(CHANGES[name]))
     restore()

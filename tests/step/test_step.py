@@ -447,7 +447,7 @@ def assert_equal(trained: Trained, within: float) -> None:
         assert (computed.double() - expected.double()).abs().max() <= within * scale
 
 
-@pytest.mark.parametrize("name", some(CASES, 14))
+@pytest.mark.parametrize("name", some(CASES, 8))
 def test_a_replayed_step_is_a_loops(name: str) -> None:
     trained = train(CASES[name], use_compiler=False)
     assert trained.step.eager_reason == ""
