@@ -21,6 +21,7 @@ VERBS = {
     "info": "show this machine's hardware, and how much of it this process may use",
     "report": "show a saved diagnosis, or compare two of them",
     "verify": "compare a script's gradients with sharded batches and with whole ones",
+    "stamp": "show stamps of the weights in checkpoints: equal if all bits are",
     "completions": "print completions for bash, zsh or fish",
 }
 """Summary by verb; each is a module of cputrain.launch.commands with `main` and `COMMAND`."""

@@ -42,7 +42,10 @@ class Option(Record):
     """Allowed values; empty if the command validates the value itself."""
 
     implied: str = ""
-    """Value if none of `choices` follows: "on" for --learn; empty if a value must follow."""
+    """Value if none follows: "on" for --learn; empty if a value must follow.
+
+    Without `choices`, a number and the words of `takes` are values.
+    """
 
     is_advanced: bool = False
     """Whether only --help-all shows it."""
@@ -120,7 +123,7 @@ def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parse
             if equals:
                 raise UsageError(name, "takes no value", found=repr(value), do=f"Use {name} alone.")
             value = option.flag
-        elif option.implied and not equals and not _is_choice(argv[index : index + 1], option):
+        elif option.implied and not equals and not _is_value(argv[index : index + 1], option):
             value = option.implied
         elif not equals:
             if index == len(argv):
@@ -146,8 +149,10 @@ def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parse
     return Parsed(values=values, rest=tuple(argv[index:]), repeated=repeated)
 
 
-def _is_choice(words: Sequence[str], option: Option) -> bool:
-    return any(word in option.choices for word in words)
+def _is_value(words: Sequence[str], option: Option) -> bool:
+    if option.choices:
+        return any(word in option.choices for word in words)
+    return any(word in option.words or word.isdigit() for word in words)
 
 
 def _example(option: Option) -> str:

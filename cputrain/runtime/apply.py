@@ -11,6 +11,7 @@ from cputrain import variables
 from cputrain.runtime import shutdown
 from cputrain.runtime.notes import MANY_THREADS, ShortSteps, UntunedRun
 from cputrain.runtime.state import NOW
+from cputrain.settings.core.exclusion import is_excluded
 from cputrain.settings.core.registry import APPLIED_IN_ORDER, SETTINGS
 
 TYPE_CHECKING = False
@@ -38,10 +39,8 @@ def apply_plan(torch: ModuleType, plan_env: PlanEnv, *, reports: bool, is_planne
     NOW.thread_variables = plan_env.thread_variables
     NOW.is_planned = is_planned or bool(plan_env.rank)
     learner = _learner(torch, plan_env)
-    has_memory_limit = plan_env.values.get("memory_limit") is not None
     for setting in APPLIED_IN_ORDER:
-        is_excluded = has_memory_limit and not setting.works_with_memory_limit
-        if setting.name in plan_env.values and not is_excluded:
+        if setting.name in plan_env.values and not is_excluded(setting, plan_env.values):
             start(setting, torch, plan_env.values[setting.name], learner)
     if learner is not None:
         NOW.applied["learn"] = learner

@@ -13,8 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-READ_LATER_PREFIX = "ZENDNNL_"
-"""Prefix of ZenDNN's variables, which it reads when a kernel is first used: they stay set."""
+READ_LATER = ("ZENDNNL_", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
+"""Begins of the variables that are read when a kernel is first used: they stay set."""
 
 _set_for_loading: dict[str, str] = {}
 _were_set: set[str] = set()
@@ -26,7 +26,7 @@ def set_variables(variables: Mapping[str, str]) -> None:
         if name not in AT_PROCESS_START and name not in os.environ:
             os.environ[name] = value
             _were_set.add(name)
-            if not name.startswith(READ_LATER_PREFIX):
+            if not name.startswith(READ_LATER):
                 _set_for_loading[name] = value
 
 

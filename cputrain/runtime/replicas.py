@@ -59,12 +59,22 @@ class Replicas:
         torch: The module.
         count: Number of replicas; None measures it.
         is_measured: Whether None measures it, rather than leave batches undivided until `use`.
+        is_reproducible: Whether the bits are to depend on `count` alone: each replica has one
+            thread, and the first call is divided, too.
     """
 
-    def __init__(self, torch: ModuleType, count: int | None, *, is_measured: bool = True) -> None:
+    def __init__(
+        self,
+        torch: ModuleType,
+        count: int | None,
+        *,
+        is_measured: bool = True,
+        is_reproducible: bool = False,
+    ) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._num_replicas = count
+        self._is_reproducible = is_reproducible
         self._is_on = is_measured or count is not None
         self._num_steps = 0
         self._num_steps_at_first_call: weakref.WeakKeyDictionary[Any, int] = (
@@ -81,8 +91,7 @@ class Replicas:
     def _intercept(self, call: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
         if (
             not self._is_on
-            or self._double_backward.is_used
-            or self._num_steps == self._num_steps_at_first_call.setdefault(model, self._num_steps)
+            or not (self._is_reproducible or self._is_ordinary_from_here_on(model))
         ):
             return call(model, *args, **kwargs)
         entry = self._dispatchers.get(model)
@@ -95,6 +104,11 @@ class Replicas:
             return dispatcher(call, args, kwargs)
         finally:
             outcome.num_divided_calls = dispatcher.divided
+
+    def _is_ordinary_from_here_on(self, model: Any) -> bool:
+        """Return whether a whole step has shown that the model has no double backward."""
+        first = self._num_steps_at_first_call.setdefault(model, self._num_steps)
+        return self._num_steps > first and not self._double_backward.is_used
 
     def _after_step(self, *_: object) -> None:
         self._num_steps += 1
@@ -134,14 +148,19 @@ class Replicas:
             outcome.refusals[reason] = None
 
         dispatcher = splitter_of(
-            model, self._num_replicas, chose=chose, tell=refused, falls_back=True
+            model,
+            self._num_replicas,
+            is_reproducible=self._is_reproducible,
+            chose=chose,
+            tell=refused,
+            falls_back=True,
         )
         return dispatcher, outcome
 
     def describe(self) -> str:
         if not self._is_on:
             return ""
-        if self._double_backward.is_used:
+        if self._double_backward.is_used and not self._is_reproducible:
             return "batches undivided: the script differentiates gradients again"
         models: dict[str, int] = {}
         for outcome in self._outcomes:

@@ -21,6 +21,7 @@ class CKernelsSetting(OnByDefault):
     """Whether batch norm, cross entropy, dropout and more are computed by kernels in C."""
 
     name = "c_kernels"
+    excluded_by = frozenset({"isa"})  # a compiler takes the newest instructions
     order = 135
     group = ARITHMETIC
     is_advanced = True

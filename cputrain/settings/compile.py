@@ -20,7 +20,7 @@ class CompileSetting(Switch):
     """Whether models are compiled once they are trained."""
 
     name = "compile"
-    works_with_memory_limit = False
+    excluded_by = frozenset({"memory_limit", "reproducible"})
     order = 190
     group = ARITHMETIC
     help = "torch.compile every model (auto: off, unless measured)"

@@ -22,7 +22,7 @@ class HugePagesSetting(Switch):
     """Whether the kept heap asks the kernel for huge pages."""
 
     name = "huge_pages"
-    works_with_memory_limit = False
+    excluded_by = frozenset({"memory_limit"})
     order = 80
     group = MEMORY
     is_advanced = True

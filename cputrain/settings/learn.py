@@ -17,6 +17,7 @@ class LearnSetting(Switch):
     """Whether the run learns which settings are faster."""
 
     name = "learn"
+    excluded_by = frozenset({"reproducible"})
     order = 200
     group = OTHERS
     implied = "on"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cputrain.errors import UsageError
 from cputrain.quantities import parse_size
+from cputrain.settings.core.exclusion import check_not_excluded
 from cputrain.settings.core.setting import MEMORY, Setting
 
 TYPE_CHECKING = False
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.machine import Machine
-    from cputrain.settings.core.decision import Decision, Request, UserValue
+    from cputrain.settings.core.decision import Decision, Request
     from cputrain.settings.core.setting import Applied
 
 MIB = 1 << 20
@@ -25,6 +26,7 @@ class MemoryLimitSetting(Setting[int | None]):
     """Most memory of each process, in bytes; None sets no limit."""
 
     name = "memory_limit"
+    excluded_by = frozenset({"reproducible"})
     order = 75
     group = MEMORY
     takes = "SIZE|auto"
@@ -37,7 +39,7 @@ class MemoryLimitSetting(Setting[int | None]):
         user = request.settings.get(self.name)
         if user is None or user.value == "none":
             return self.decision(None, "no memory limit", "a step takes what it needs", user=user)
-        self._check(machine, request, user)
+        check_not_excluded(self, machine, request, user)
         if machine.libc is None:
             raise UsageError(
                 user.where,
@@ -54,23 +56,6 @@ class MemoryLimitSetting(Setting[int | None]):
             share_bytes = machine.budget.memory_bytes // num_processes
             limit_bytes = max(MIB, share_bytes - KERNEL_BYTES)
         return self.decision(limit_bytes, f"at most {limit_bytes / MIB:,.0f} MiB", user=user)
-
-    def _check(self, machine: Machine, request: Request, user: UserValue) -> None:
-        """Raise UsageError if the user has set what has no effect below a limit."""
-        from cputrain.settings.core.registry import SETTINGS
-
-        for name, value in request.settings.items():
-            setting = SETTINGS.get(name)
-            if setting is None or setting.works_with_memory_limit:
-                continue
-            is_set = not value.measured and value.value != setting.plain
-            if is_set and setting.has_effect(setting.decide(machine, request)):
-                raise UsageError(
-                    user.where,
-                    f"must be set without {setting.flag}",
-                    found=f"{value.where} {value.value}",
-                    do=f"Leave out {value.where}, or {user.where}.",
-                )
 
     def load(self, document: Any) -> int | None:
         """Return the limit that a saved plan holds."""

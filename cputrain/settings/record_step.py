@@ -18,7 +18,7 @@ class RecordStepSetting(Switch):
     """Whether steps that are the same each time are compiled as a whole."""
 
     name = "record_step"
-    works_with_memory_limit = False
+    excluded_by = frozenset({"memory_limit", "reproducible"})
     order = 195
     group = ARITHMETIC
     help = "compile forward and backward of small networks' loops (auto or on; default: off)"

@@ -23,7 +23,7 @@ class ReplicasSetting(Setting["int | str | None"]):
     """Number of replicas that divide each batch: None for one, or "auto" to measure it."""
 
     name = "replicas"
-    works_with_memory_limit = False
+    excluded_by = frozenset({"memory_limit", "reproducible"})
     order = 160
     group = PARALLEL
     takes = "N|auto"

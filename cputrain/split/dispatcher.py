@@ -102,6 +102,7 @@ class Dispatcher:
         on_refused: Callable[[str], None] = lambda _: None,
         log: Callable[[str], None] = lambda _: None,
         falls_back: bool = False,
+        checks: CheckSchedule | None = None,
     ) -> None:
         """Prepare a dispatcher for a model.
 
@@ -113,6 +114,7 @@ class Dispatcher:
             on_refused: Called with the reason for which a batch is not sharded.
             log: Called with messages about changed limits.
             falls_back: Run the whole batch where a shard's forward fails.
+            checks: When some samples of a batch are compared again.
         """
         self._model_ref = weakref.ref(model)
         self._places = places
@@ -133,7 +135,7 @@ class Dispatcher:
         self._num_refusals = 0
         """Failed proofs in a row."""
         self._reported: set[str] = set()
-        self._check_schedule = CheckSchedule()
+        self._check_schedule = checks or CheckSchedule()
         self._replicas: dict[Any, list[Replica]] = {}
         self._flat_params: dict[torch.device, DeviceFlatParams] = {}
         self._executors: dict[int, Executor] = {}

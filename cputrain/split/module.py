@@ -8,12 +8,15 @@ import torch
 from torch import nn
 
 from cputrain.errors import ArgumentTypeError, UsageError
-from cputrain.split.balance.auto_replicas import AutoReplicas, FixedShards
+from cputrain.runtime.state import NOW
+from cputrain.split.balance.auto_replicas import AutoReplicas, FixedShards, ReproducibleShards
 from cputrain.split.balance.load_balancer import LoadBalancer, described
 from cputrain.split.dispatcher import Dispatcher
-from cputrain.split.execution.placement import places, seats_among
+from cputrain.split.execution.placement import places, places_on_any_core, seats_among
 from cputrain.split.execution.replica import home_of
-from cputrain.split.validation import count_of, devices_of, shares_of
+from cputrain.split.proof.search import FEWEST
+from cputrain.split.proof.watch import CheckSchedule, ChecksByCalls
+from cputrain.split.validation import check_reproducible, count_of, devices_of, shares_of
 from cputrain.user_warnings import warn
 
 TYPE_CHECKING = False
@@ -57,6 +60,10 @@ class Split(nn.Module):
         replicas: Number of replicas on the CPU, or "auto": the fastest of the first steps, or 1 if
             more are not faster.
         shares: Relative shard sizes, such as (3, 1); even by default.
+        reproducible: Number of shards that one thread computes each, on whatever cores there are,
+            so that outputs and gradients have the same bits on any number of cores; in place of
+            `devices`, `replicas` and `shares`. What the script computes outside of the model is
+            rounded the same if torch has one thread there: torch.set_num_threads(1).
 
     Examples:
         >>> import torch
@@ -76,13 +83,17 @@ class Split(nn.Module):
         devices: str | Sequence[str] = "auto",
         replicas: int | str = "auto",
         shares: str | Sequence[float] = "auto",
+        reproducible: int | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ArgumentTypeError(
                 "model", "must be a torch.nn.Module", found=type(model).__name__,
                 do="Split(nn.Linear(2, 3)), for example.",
             )  # fmt: skip
-        count = count_of(replicas)
+        if reproducible is not None:
+            check_reproducible(reproducible, devices, replicas, shares)
+        num_shards = reproducible or NOW.values.get("reproducible")
+        count = count_of(num_shards or replicas)
         checked_devices = devices_of(devices)
         checked_shares = shares_of(shares, count, checked_devices)
         super().__init__()
@@ -90,7 +101,7 @@ class Split(nn.Module):
         for table in ("_parameters", "_buffers", "_modules"):
             object.__setattr__(self, table, model.__dict__[table])
         self._split_model = model
-        self._split_options = (devices, replicas, shares)
+        self._split_options = (devices, replicas, shares, reproducible)
         self.chosen: tuple[int, float] | None = None
         self.chosen_shares: dict[str, int] | None = None
         if checked_devices:
@@ -105,7 +116,12 @@ class Split(nn.Module):
             )
         else:
             self._split_dispatcher = splitter_of(
-                model, count, shares=checked_shares, chose=self._record_choice, tell=_warn
+                model,
+                count,
+                shares=checked_shares,
+                is_reproducible=num_shards is not None,
+                chose=self._record_choice,
+                tell=_warn,
             )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -223,6 +239,7 @@ def splitter_of(
     count: int | None,
     *,
     shares: Sequence[float] | None = None,
+    is_reproducible: bool = False,
     chose: Callable[[int, float], None],
     tell: Callable[[str], None],
     falls_back: bool = False,
@@ -233,22 +250,33 @@ def splitter_of(
         model: The model to shard.
         count: Number of replicas; None to measure the fastest number in the script's own steps.
         shares: Relative shard sizes; even by default.
+        is_reproducible: Whether the bits are to depend on `count` alone: each replica has one
+            thread, which may run on any core.
         chose: Called with the number of replicas and their speed-up over one replica.
         tell: Called with the reason for which a batch is not sharded.
         falls_back: Run the whole batch where a shard's forward fails.
     """
-    replica_cores = places(count)
+    replica_cores = places_on_any_core(count) if is_reproducible and count else places(count)
 
     def on_measured(measured: Measured) -> None:
         dispatcher.use_only(measured.count)
         chose(measured.count, measured.gain)
 
-    choice: Choice = (
-        AutoReplicas(list(replica_cores), on_measured)
-        if count is None
-        else FixedShards(shares or [1.0] * count)
+    choice: Choice
+    if count is None:
+        choice = AutoReplicas(list(replica_cores), on_measured)
+    elif is_reproducible:
+        choice = ReproducibleShards(count, FEWEST)
+    else:
+        choice = FixedShards(shares or [1.0] * count)
+    dispatcher = Dispatcher(
+        model,
+        replica_cores,
+        choice,
+        on_refused=tell,
+        falls_back=falls_back,
+        checks=ChecksByCalls() if is_reproducible else CheckSchedule(),
     )
-    dispatcher = Dispatcher(model, replica_cores, choice, on_refused=tell, falls_back=falls_back)
     return dispatcher
 
 

@@ -10,17 +10,37 @@ from cputrain.counting import counted
 from cputrain.errors import UsageError, argument_error
 from cputrain.split.devices import available
 
+MAX_REPLICAS = 1024
+
 
 def count_of(replicas: int | str) -> int | None:
     """Return the number of replicas; None for "auto"."""
     if isinstance(replicas, str) and replicas == "auto":
         return None
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 1 <= replicas <= 1024:
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 1 <= replicas <= MAX_REPLICAS:
         raise argument_error(replicas, int, str)(
             "replicas", 'must be "auto" or a whole number from 1 to 1024', found=repr(replicas),
             do='Leave it out for "auto".',
         )  # fmt: skip
     return replicas
+
+
+def check_reproducible(
+    count: int, devices: object, replicas: object, shares: object
+) -> None:
+    """Raise an error unless the number of shards is one, and what it replaces is left out."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_REPLICAS:
+        raise argument_error(count, int)(
+            "reproducible", f"must be a whole number from 1 to {MAX_REPLICAS}, or None",
+            found=repr(count), do="Split(model, reproducible=16), for example.",
+        )  # fmt: skip
+    for name, value in (("devices", devices), ("replicas", replicas), ("shares", shares)):
+        if not (isinstance(value, str) and value == "auto"):
+            raise UsageError(
+                "reproducible", f"must be given without {name}", found=f"{name}={value!r}",
+                do=f"Leave out one of the two: {count} shards are computed by whatever cores there "
+                "are.",
+            )  # fmt: skip
 
 
 def devices_of(devices: str | Sequence[str]) -> list[torch.device]:

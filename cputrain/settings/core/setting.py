@@ -73,7 +73,7 @@ class Setting(Generic[Value]):
     """Accepted values; empty if `decide` checks the value itself."""
 
     implied = ""
-    """Value of its option if none is given, which must be one of `choices`; empty needs a value."""
+    """Value of its option if none is given; empty needs a value."""
 
     rule: str
     """What a value in a saved plan must be, for messages: "true or false"."""
@@ -101,8 +101,8 @@ class Setting(Generic[Value]):
         """Position among the settings that are applied: the first is the innermost wrapper."""
         return 0 if self.is_per_thread else self.order
 
-    works_with_memory_limit = True
-    """Whether it has effect while `memory_limit` is set."""
+    excluded_by: frozenset[str] = frozenset()
+    """Names of settings beside which it has no effect: "memory_limit"."""
 
     # -- in a plan
 

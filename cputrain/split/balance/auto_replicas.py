@@ -111,6 +111,26 @@ class FixedShards:
         return self._limits.set(replica, limit)
 
 
+class ReproducibleShards(FixedShards):
+    """Equal shards, whose sizes depend on nothing but that of the batch.
+
+    Args:
+        count: Number of shards.
+        least: Fewest samples of a batch that is sharded. Fewer are too few for a proof: in a run
+            that is continued with such a batch it is whole, and so it has to be in all runs.
+    """
+
+    def __init__(self, count: int, least: int) -> None:
+        super().__init__([1.0] * count)
+        self._least = least
+
+    def sizes(self, size: int, *, trains: bool) -> Sizes:
+        """Return equal sizes."""
+        if size < self._least:
+            return (size, *[0] * (len(self._shares) - 1))
+        return super().sizes(size, trains=trains)
+
+
 class Measured(Record):
     """Result of the measurement."""
 

@@ -448,7 +448,7 @@ class ShardedFunction(torch.autograd.Function):
                 "gives no gradients that can be differentiated again while its batch is divided",
                 found="create_graph=True",
                 do="Call the model itself there, not the Split of it; or launch it without "
-                "--replicas.",
+                "--replicas and --reproducible.",
             )
         output_gradients = [
             (number, ctx.layout.dims[number], gradient)

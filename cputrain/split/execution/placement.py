@@ -31,6 +31,15 @@ def places(count: int | None) -> dict[int, Places]:
     return {count: _divide_cores(cores, count)}
 
 
+def places_on_any_core(count: int) -> dict[int, Places]:
+    """Return the place of one thread for each of `count` replicas: any of the cores.
+
+    So the result depends on nothing but `count`, and cores compute whichever shard comes next.
+    """
+    every = tuple(cpu for core in _shared_cores() for cpu in core)
+    return {count: [(every,)] * count}
+
+
 def seats_among(devices: Sequence[torch.device], count: int | None) -> tuple[list[int], Places]:
     """Return the number of replicas on each device, and the cores of each replica.
 
@@ -76,13 +85,18 @@ def _even(threads: int) -> int:
 
 def _cores() -> list[Cpus]:
     """Return the cores that one operator uses, neighbours next to each other."""
+    return _shared_cores()[: torch.get_num_threads()]
+
+
+def _shared_cores() -> list[Cpus]:
+    """Return the cores of this process, neighbours next to each other."""
     from cputrain.machine import read_rank
     from cputrain.plan import Request
     from cputrain.settings.core.cores import share_of
 
     machine = _machine()
     request = Request(environment=dict(os.environ), rank=read_rank(os.environ))
-    return ordered(machine, share_of(machine, request).fast)[: torch.get_num_threads()]
+    return ordered(machine, share_of(machine, request).fast)
 
 
 def _machine() -> Machine:

@@ -22,6 +22,9 @@ MAX_OVERHEAD = 0.01
 FIRST_PAUSE_S = 1.0
 """Shortest time from a proof to the first check, in seconds."""
 
+FIRST_CALL = 16
+"""Number of a call from which on calls are checked, each twice as late as the one before."""
+
 SAMPLES = 8
 """Number of samples of a batch that one check compares."""
 
@@ -64,3 +67,20 @@ class CheckSchedule:
         """Return the sorted indices of a random subset of a batch's samples."""
         indices = sorted(self._random.sample(range(size), min(size, SAMPLES)))
         return torch.tensor(indices, dtype=torch.int64)
+
+
+class ChecksByCalls(CheckSchedule):
+    """Schedule checks by the number of calls, which does not depend on the machine's speed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_calls = 0
+        self._next_call = FIRST_CALL
+
+    def is_due(self) -> bool:
+        """Count a call, and return whether it should be checked."""
+        self._num_calls += 1
+        if self._num_calls < self._next_call:
+            return False
+        self._next_call *= 2
+        return True

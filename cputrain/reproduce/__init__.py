@@ -1,0 +1,1 @@
+"""Trainings with the same bits on other machines: stamps of weights."""

@@ -1,0 +1,38 @@
+"""Settings that have no effect beside another one."""
+
+from __future__ import annotations
+
+from cputrain.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from cputrain.machine import Machine
+    from cputrain.settings.core.decision import Request, UserValue
+    from cputrain.settings.core.setting import Setting
+
+
+def is_excluded(setting: Setting[Any], values: Mapping[str, Any]) -> bool:
+    """Return whether a setting has no effect beside the values of a plan."""
+    return any(values.get(name) is not None for name in setting.excluded_by)
+
+
+def check_not_excluded(
+    setting: Setting[Any], machine: Machine, request: Request, user: UserValue
+) -> None:
+    """Raise UsageError if the user has set, beside a setting, what has no effect then."""
+    from cputrain.settings.core.registry import SETTINGS
+
+    for name, value in request.settings.items():
+        other = SETTINGS.get(name)
+        if other is None or setting.name not in other.excluded_by or value.measured:
+            continue
+        if value.value != other.plain and other.has_effect(other.decide(machine, request)):
+            raise UsageError(
+                user.where,
+                f"must be set without {other.flag}",
+                found=f"{value.where} {value.value}",
+                do=f"Leave out {value.where}, or {user.where}.",
+            )
