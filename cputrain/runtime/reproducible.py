@@ -3,7 +3,7 @@
 A batch is a number of shards, whatever the cores. Each is computed by one thread, and so is all
 that is not in a model: torch rounds differently for each number of threads. Gradients, statistics
 of batch norm and losses in a model are added up in the order of the shards, and random numbers
-are those of the whole batch, as in `cputrain.Split`.
+are those of the whole batch, as in `cputrain.Split`. Those of Datasets are the batch's own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from cputrain.counting import counted
 from cputrain.reproduce.stamp import NUM_SHOWN, stamp_of_models
 from cputrain.runtime.patching import Patch
 from cputrain.runtime.replicas import Replicas
+from cputrain.runtime.reproducible_loading import ReproducibleLoading
 from cputrain.runtime.root_forward import root_forward_of
 
 TYPE_CHECKING = False
@@ -48,6 +49,7 @@ class ReproducibleTraining:
         self._patch = Patch(torch, "set_num_threads", set_num_threads)
         self._root_forward = root_forward_of(torch)
         self._root_forward.add(self._note)
+        self._loading = ReproducibleLoading()
         self._replicas = Replicas(torch, num_shards, is_reproducible=True)
 
     def _note(self, call: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -70,6 +72,7 @@ class ReproducibleTraining:
         return ", ".join(parts)
 
     def undo(self) -> None:
+        self._loading.undo()
         self._replicas.undo()
         self._root_forward.remove(self._note)
         self._patch.undo()
