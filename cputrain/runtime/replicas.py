@@ -89,10 +89,7 @@ class Replicas:
         self._root_forward.add(self._intercept)
 
     def _intercept(self, call: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if (
-            not self._is_on
-            or not (self._is_reproducible or self._is_ordinary_from_here_on(model))
-        ):
+        if not self._is_on or not (self._is_reproducible or self._is_ordinary_from_here_on(model)):
             return call(model, *args, **kwargs)
         entry = self._dispatchers.get(model)
         if entry is None:

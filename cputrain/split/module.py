@@ -15,7 +15,7 @@ from cputrain.split.dispatcher import Dispatcher
 from cputrain.split.execution.placement import places, places_on_any_core, seats_among
 from cputrain.split.execution.replica import home_of
 from cputrain.split.proof.search import FEWEST
-from cputrain.split.proof.watch import CheckSchedule, ChecksByCalls
+from cputrain.split.proof.watch import ChecksByCalls, CheckSchedule
 from cputrain.split.validation import check_reproducible, count_of, devices_of, shares_of
 from cputrain.user_warnings import warn
 

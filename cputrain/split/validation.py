@@ -17,7 +17,11 @@ def count_of(replicas: int | str) -> int | None:
     """Return the number of replicas; None for "auto"."""
     if isinstance(replicas, str) and replicas == "auto":
         return None
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 1 <= replicas <= MAX_REPLICAS:
+    if (
+        isinstance(replicas, bool)
+        or not isinstance(replicas, int)
+        or not 1 <= replicas <= MAX_REPLICAS
+    ):
         raise argument_error(replicas, int, str)(
             "replicas", 'must be "auto" or a whole number from 1 to 1024', found=repr(replicas),
             do='Leave it out for "auto".',
@@ -25,9 +29,7 @@ def count_of(replicas: int | str) -> int | None:
     return replicas
 
 
-def check_reproducible(
-    count: int, devices: object, replicas: object, shares: object
-) -> None:
+def check_reproducible(count: int, devices: object, replicas: object, shares: object) -> None:
     """Raise an error unless the number of shards is one, and what it replaces is left out."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_REPLICAS:
         raise argument_error(count, int)(
