@@ -240,6 +240,13 @@ class Forward:
         """Return this forward as one that another is to be like."""
         return Planned(self.trace(), tuple(self._modules), dropped)
 
+    def peak_bytes(self) -> int:
+        """Return the most that its saved tensors take in backward, with what each needs there.
+
+        That is the gradients of its operator's output and input, and as much for the kernel.
+        """
+        return self.trace().peak_bytes(self._dropped.keys(), num_temporaries=3)
+
     def names_of_dropped(self) -> list[str]:
         """Return the names of the modules whose calls were dropped."""
         return list(self._dropped.values())

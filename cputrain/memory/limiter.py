@@ -21,6 +21,7 @@ from cputrain.memory.tree import TreeMemorySampler
 from cputrain.runtime.effects import effects_listed
 from cputrain.runtime.glibc import Malloc
 from cputrain.runtime.kept_memory import TOUCHED_BYTES_PER_S
+from cputrain.runtime.linear_cross_entropy import MIN_ELEMENTS as MIN_LINEAR_ELEMENTS
 from cputrain.runtime.module_hooks import ModuleHooks
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ class MemoryLimiter:
         self._missing_bytes = 0
         """By how much steps were above the limit, lately."""
         self._num_steps = 0
+        self._last_peak_bytes = 0
+        """The largest memory in the last step."""
         self.peak_bytes = 0
         """The largest memory in any step."""
         self.recomputed: list[str] = []
@@ -157,6 +160,8 @@ class MemoryLimiter:
         planned = (
             None if plan is None else plan.fit(budget_bytes - self._count.total, self._spare_bytes)
         )
+        if plan is not None and plan.peak_bytes > budget_bytes - self._count.total:
+            self._check_last_step(args, kwargs)
         watch = effects_listed() if planned is None else _NO_EFFECTS
         with watch as effects:
             hooked = self._hooks.holders(model)
@@ -167,7 +172,10 @@ class MemoryLimiter:
             finally:
                 self._current.forward = None
         self.recomputed = forward.names_of_dropped() or self.recomputed
-        self._check(args, kwargs)
+        saved_bytes = self._count.total
+        if planned is None:
+            saved_bytes = max(saved_bytes, forward.peak_bytes()) + _new_gradients(model)
+        self._check(args, kwargs, saved_bytes + self._make_room_for_loss(result))
         if planned is None:
             if len(plans) >= MAX_SHAPES:
                 plans.clear()
@@ -186,11 +194,7 @@ class MemoryLimiter:
     def _begin_step(self, model: Any) -> None:
         if not self._plans:  # a first forward
             self._give_back()
-            self._reserve_bytes = FIRST_RESERVE_BYTES + sum(
-                parameter.nbytes
-                for parameter in model.parameters()
-                if parameter.requires_grad and parameter.grad is None
-            )
+            self._reserve_bytes = FIRST_RESERVE_BYTES + _new_gradients(model)
         self._subtract_workers()
         reset_peak()
         self._count.peak = self._count.total
@@ -203,22 +207,55 @@ class MemoryLimiter:
         for sample in self._sampler.sample([os.getpid()]).values():
             self._limit_bytes = self._whole_limit_bytes - sample.current_bytes
 
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _make_room_for_loss(self, output: Any) -> int:
+        """Give back free memory if a loss would not fit: it is computed where nothing is looked at.
+
+        Return what the output and its gradient take together, at least.
+        """
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        loss_bytes = 2 * sum(
+            tensor.nbytes
+            for tensor in tensors
+            if tensor.requires_grad and tensor.numel() < MIN_LINEAR_ELEMENTS
+        )  # (the gradient of a larger one is computed in parts, and forgotten)
+        self._temporary_bytes = max(self._temporary_bytes, loss_bytes)
+        if anonymous_bytes() + loss_bytes > self._limit_bytes:
+            self._give_back()
+        return loss_bytes
+
+    def _check_last_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise MemoryLimitError if the last of the first steps took more than the limit.
+
+        It is called where no more can be recomputed: the next step would take as much. Later, when
+        much has been trained, a limit that is missed is no reason to end.
+        """
+        assert self._base_bytes is not None
+        limit_bytes = int(self._limit_bytes / (1 - MARGIN))
+        if self._num_steps <= NUM_FIRST_STEPS and self._last_peak_bytes > limit_bytes:
+            static_bytes = self._base_bytes + self._unallocated_bytes
+            batch_bytes = self._last_peak_bytes - static_bytes
+            raise self._error(args, kwargs, static_bytes, batch_bytes)
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch_bytes: int) -> None:
         """Raise MemoryLimitError if backward would need more than there is.
 
         What is reserved for temporary tensors is a guess in the first step, and does not count.
         """
         assert self._base_bytes is not None
         static_bytes = self._base_bytes + self._unallocated_bytes
-        missing_bytes = static_bytes + self._count.total - self._limit_bytes
-        if missing_bytes <= 0:
+        if static_bytes + batch_bytes <= self._limit_bytes:
             return
+        raise self._error(args, kwargs, static_bytes, batch_bytes)
+
+    def _error(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], static_bytes: int, batch_bytes: int
+    ) -> MemoryLimitError:
         batch = batch_size(args, kwargs)
-        fitting = batch * (self._limit_bytes - static_bytes) // max(1, self._count.total)
-        raise MemoryLimitError(
+        fitting = batch * (self._limit_bytes - static_bytes) // max(1, batch_bytes)
+        return MemoryLimitError(
             "the memory of a step",
             f"must fit into the limit of {self._limit_bytes // MIB:,} MiB",
-            found=f"{(static_bytes + self._count.total) // MIB:,} MiB that it needs at least, of "
+            found=f"{(static_bytes + batch_bytes) // MIB:,} MiB that it needs at least, of "
             f"which {static_bytes // MIB:,} are there before its forward",
             do=f"A batch of {fitting} instead of {batch} would fit."
             if fitting >= 1
@@ -288,6 +325,7 @@ class MemoryLimiter:
         if self._base_bytes is None:
             return
         peak_bytes = peak_anonymous_bytes()
+        self._last_peak_bytes = peak_bytes
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
         self._num_steps += 1
         if self._num_steps > NUM_FIRST_STEPS:
@@ -299,6 +337,15 @@ class MemoryLimiter:
         self._spare_bytes = int(FADING * self._spare_bytes) + self._trimmed_bytes
         self._spare_bytes = min(self._spare_bytes, self._limit_bytes // 4)
         self._base_bytes = None
+
+
+def _new_gradients(model: Any) -> int:
+    """Return the bytes of the gradients that backward is going to make."""
+    return sum(
+        parameter.nbytes
+        for parameter in model.parameters()
+        if parameter.requires_grad and parameter.grad is None
+    )
 
 
 def _num_states(optimizer: Any, group: dict[str, Any]) -> int:

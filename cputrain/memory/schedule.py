@@ -72,15 +72,16 @@ class ForwardTrace(Record):
         """Return how long the forwards of some calls took."""
         return sum(self.span(index).seconds for index in recomputed)
 
-    def peak_bytes(self, recomputed: Collection[int]) -> int:
+    def peak_bytes(self, recomputed: Collection[int], num_temporaries: int = 0) -> int:
         """Return the largest sum of saved tensors during backward.
 
         Args:
             recomputed: Indices of the calls that are recomputed; none is within another one.
+            num_temporaries: Tensors that are there beside a saved tensor, each as large as it.
         """
         spans = sorted(map(self.span, recomputed), key=lambda span: span.start)
         held: dict[int, int] = {}  # how many saved tensors share a storage
-        total = 0
+        total = peak = 0
 
         def hold(storages: Iterable[int]) -> None:
             nonlocal total
@@ -89,12 +90,14 @@ class ForwardTrace(Record):
                 if held[storage] == 1:
                     total += self.sizes.get(storage, 0)
 
-        def release(storages: Iterable[int]) -> None:
-            nonlocal total
-            for storage in storages:
+        def release(storages: Sequence[int]) -> None:
+            nonlocal total, peak
+            for storage in reversed(storages):
+                size = self.sizes.get(storage, 0)
+                peak = max(peak, total + num_temporaries * size)
                 held[storage] -= 1
                 if held[storage] == 0:
-                    total -= self.sizes.get(storage, 0)
+                    total -= size
 
         position = 0
         for span in spans:
@@ -102,7 +105,7 @@ class ForwardTrace(Record):
             hold(span.inputs)
             position = span.end
         hold(self.saved[position:])
-        peak = total
+        peak = max(peak, total)
         end = len(self.saved)
         for span in reversed(spans):
             release(self.saved[span.end : end])
@@ -111,6 +114,7 @@ class ForwardTrace(Record):
             release(self.saved[span.start : span.end])
             release(span.inputs)
             end = span.start
+        release(self.saved[:end])
         return peak
 
 

@@ -29,6 +29,8 @@ class Settings(TypedDict, total=False):
     channels_last: Switch
     precision: Literal["auto", "float32", "kernels", "bf16"] | None
     replicas: int | Literal["auto"] | None
+    reproducible: int | Literal["off"] | None
+    isa: Literal["auto", "portable", "avx2", "avx512"] | None
     gradient_exchange: Literal["auto", "shared", "torch"] | None
     attention: Literal["auto", "math", "float32"] | None
     compile: Switch

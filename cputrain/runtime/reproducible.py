@@ -64,7 +64,7 @@ class ReproducibleTraining:
 
     def describe(self) -> str:
         """Return how batches were sharded, and the stamp of the model's weights."""
-        parts = [f"one thread for each of {counted(self._num_shards, 'part')}"]
+        parts = [f"one thread for each of {counted(self._num_shards, 'shard')}"]
         if replicas := self._replicas.describe():
             parts.append(replicas)
         if self._models:

@@ -31,8 +31,8 @@ class ReproducibleSetting(Setting[int | None]):
     group = ARITHMETIC
     takes = "K|off"
     implied = "16"
-    help = "the same bits on any number of cores: batches in K parts, of one thread each"
-    rule = "a number of parts, or null"
+    help = "the same bits on any number of cores: batches in K shards of one thread each"
+    rule = "a number of shards, or null"
     plain = "off"
     variables = frozenset({MKL_MODE})
 
@@ -45,7 +45,7 @@ class ReproducibleSetting(Setting[int | None]):
         user = request.setting(self.name)
         if user is None or user.value == "off":
             says = "results as torch's threads round them"
-            return self.decision(None, says, "one thread for each part costs time", user=user)
+            return self.decision(None, says, "one thread for each shard costs time", user=user)
         number = parse_count(
             user,
             f"must be off or a whole number from 1 to {MAX_SHARDS}",
@@ -58,12 +58,12 @@ class ReproducibleSetting(Setting[int | None]):
                 user.where,
                 "needs a single process",
                 found=f"{request.rank.count} ranks, which add up gradients of their own",
-                do="Leave out the ranks: the parts use all cores.",
+                do="Leave out the ranks: the shards use all cores.",
             )
         is_set = MKL_MODE in request.environment or request.setting("isa") is not None
         return self.decision(
             number,
-            f"the same bits on any number of cores, by {counted(number, 'part')}",
+            f"the same bits on any number of cores, by {counted(number, 'shard')}",
             user=user,
             environment={} if is_set else {MKL_MODE: "AUTO"},
         )

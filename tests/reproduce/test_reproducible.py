@@ -72,7 +72,7 @@ def test_threads_and_allocators_change_no_bit(
 
 
 @pytest.mark.long
-def test_the_number_of_parts_changes_bits(tmp_path: Path, on_one_core: dict[str, str]) -> None:
+def test_the_number_of_shards_changes_bits(tmp_path: Path, on_one_core: dict[str, str]) -> None:
     others = stamps(tmp_path, "--reproducible=3")
     same = {name for name in NAMES if others[name] == on_one_core[name]}
     assert same == {
@@ -103,7 +103,7 @@ def stamp_in(text: str) -> str:
 
 def test_the_last_line_has_the_stamp_of_the_saved_weights(tmp_path: Path) -> None:
     done = launch(tmp_path, "--reproducible", "4", str(script(tmp_path, TRAINS)))
-    assert "one thread for each of 4 parts" in done.stderr
+    assert "one thread for each of 4 shards" in done.stderr
     assert "divided among 4 replicas" in done.stderr
     shown = run([CPUTRAIN, "stamp", "weights.pt"], tmp_path)
     assert shown.stdout.startswith(stamp_in(done.stderr))
