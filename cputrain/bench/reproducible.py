@@ -45,8 +45,8 @@ def run(
         (*LAUNCH, *options, *command), capture_output=True, text=True, check=True,
         preexec_fn=pin if one_core else None,
     )  # fmt: skip
-    found = STAMP.search(done.stderr)
-    return median(parse_report(done.stdout)[0]), "" if found is None else found[1]
+    line = STAMP.search(done.stderr)
+    return median(parse_report(done.stdout)[0]), "" if line is None else line[1]
 
 
 def compare(word: str, rounds: int, shards: Sequence[str]) -> str:
@@ -63,7 +63,7 @@ def compare(word: str, rounds: int, shards: Sequence[str]) -> str:
     cells = [word]
     for way in ways[len(OTHERS) :]:
         costs = sorted(
-            step_s / min(times_s[other][number] for other in OTHERS)
+            step_s / min(times_s[options][number] for options in OTHERS)
             for number, step_s in enumerate(times_s[way])
         )
         stamps[way].add(run(way, command, one_core=True)[1])

@@ -44,15 +44,15 @@ def _read(path: str) -> Any:
         raise _unreadable(path, error.strerror or str(error)) from None
     except Exception as error:  # unpickling fails in any way where a file is no checkpoint
         is_other_class = "Unsupported global" in str(error)
-        found = "objects of other classes" if is_other_class else f"{type(error).__name__}: {error}"
-        raise _unreadable(path, found.partition("\n")[0]) from None
+        problem = "objects of other classes" if is_other_class else f"{type(error).__name__}: {error}"
+        raise _unreadable(path, problem.partition("\n")[0]) from None
 
 
-def _unreadable(path: str, found: str) -> UsageError:
+def _unreadable(path: str, problem: str) -> UsageError:
     return UsageError(
         f"the checkpoint {path}",
         "must be a file of torch.save or safetensors with tensors, and no other classes",
-        found=found,
+        found=problem,
         do="Save the state dictionary: torch.save(model.state_dict(), FILE).",
     )
 

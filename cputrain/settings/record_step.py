@@ -21,7 +21,7 @@ class RecordStepSetting(Switch):
     excluded_by = frozenset({"memory_limit", "reproducible"})
     order = 195
     group = ARITHMETIC
-    help = "compile forward and backward of small networks' loops (auto or on; default: off)"
+    help = "compile forward and backward of small networks' loops (default: off)"
     says_on = "recorded steps"
     says_off = "steps as the script makes them"
     reason = "compiling takes seconds, and pays for small networks only: a matter of measuring"

@@ -29,9 +29,9 @@ class ReproducibleSetting(Setting[int | None]):
     name = "reproducible"
     order = 162
     group = ARITHMETIC
-    takes = "K|off"
+    takes = "N|off"
     implied = "16"
-    help = "the same bits on any number of cores: batches in K shards of one thread each"
+    help = "the same bits on any number of cores, by N shards of each batch"
     rule = "a number of shards, or null"
     plain = "off"
     variables = frozenset({MKL_MODE})

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.has("--json"):
         print(json.dumps({"schema_version": 1, "stamps": stamps}, indent=1))
         return 0
-    for path, found in stamps.items():
-        for name, stamp in found.items():
+    for path, stamps_by_part in stamps.items():
+        for name, stamp in stamps_by_part.items():
             print(f"{stamp}  {path}:{name}" if name else f"{stamp}  {path}")
     return 0

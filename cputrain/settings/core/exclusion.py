@@ -1,4 +1,4 @@
-"""Settings that have no effect beside another one."""
+"""Settings that have no effect beside anexcluded one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def check_not_excluded(
     from cputrain.settings.core.registry import SETTINGS
 
     for name, value in request.settings.items():
-        other = SETTINGS.get(name)
-        if other is None or setting.name not in other.excluded_by or value.measured:
+        excluded = SETTINGS.get(name)
+        if excluded is None or setting.name not in excluded.excluded_by or value.measured:
             continue
-        if value.value != other.plain and other.has_effect(other.decide(machine, request)):
+        if value.value != excluded.plain and excluded.has_effect(excluded.decide(machine, request)):
             raise UsageError(
                 user.where,
-                f"must be set without {other.flag}",
+                f"must be set without {excluded.flag}",
                 found=f"{value.where} {value.value}",
                 do=f"Leave out {value.where}, or {user.where}.",
             )
