@@ -64,6 +64,8 @@ class _Current(threading.local):
     """The forward that this thread runs; None outside of models and in a recomputation."""
 
     forward: Forward | None = None
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    """What the model was called with."""
 
 
 class RecomputationPlan:
@@ -166,11 +168,11 @@ class MemoryLimiter:
         with watch as effects:
             hooked = self._hooks.holders(model)
             forward = Forward(model, self._count, planned, budget_bytes, effects, hooked)
-            self._current.forward = forward
+            self._current.forward, self._current.arguments = forward, (args, kwargs)
             try:
                 result = forward.run(call, model, *args, **kwargs)
             finally:
-                self._current.forward = None
+                self._current.forward, self._current.arguments = None, ((), {})
         self.recomputed = forward.names_of_dropped() or self.recomputed
         saved_bytes = self._count.total
         if planned is None:
@@ -222,6 +224,14 @@ class MemoryLimiter:
         if anonymous_bytes() + loss_bytes > self._limit_bytes:
             self._give_back()
         return loss_bytes
+
+    def _check_first_forward(self) -> None:
+        """Raise MemoryLimitError if all that was given back is not enough for the first forward."""
+        assert self._base_bytes is not None
+        if self._after_trim * (1 - MARGIN) > self._limit_bytes:
+            static_bytes = self._base_bytes + self._unallocated_bytes
+            batch_bytes = self._after_trim - static_bytes
+            raise self._error(*self._current.arguments, static_bytes, batch_bytes)
 
     def _check_last_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise MemoryLimitError if the last of the first steps took more than the limit.
@@ -283,6 +293,8 @@ class MemoryLimiter:
             self._give_back()
             self._last_seen_bytes = self._after_trim
             self._trimmed_bytes += max(0, resident - self._after_trim)
+            if self._num_steps == 0 and self._current.forward is not None:
+                self._check_first_forward()
 
     def _give_back(self) -> None:
         """Return free memory of the heap to the kernel."""

@@ -45,14 +45,14 @@ class SavedBytes:
         """Count a tensor of a storage; return the storage's address."""
         address = storage.data_ptr()
         count = self._num_uses.get(address, 0)
-        self._num_uses[address] = count + 1
         if not count:
             num_bytes = 0 if address in self.existing else storage.nbytes()
+            self.largest = max(self.largest, num_bytes)
+            self.check(num_bytes)  # which may raise an error
             self._sizes[address] = num_bytes
             self.total += num_bytes
-            self.largest = max(self.largest, num_bytes)
             self.peak = max(self.peak, self.total)
-            self.check(num_bytes)
+        self._num_uses[address] = count + 1
         return address
 
     def check(self, num_bytes: int) -> None:
@@ -91,6 +91,7 @@ class SavedTensor:
         node = tensor.grad_fn
         self._origin = None if node is None else (node.name(), tensor.output_nr)
         self._count = count
+        self._address: int | None = None
         self.tensor: torch.Tensor | None = None
         self._hold(tensor)
 

@@ -44,7 +44,9 @@ def _read(path: str) -> Any:
         raise _unreadable(path, error.strerror or str(error)) from None
     except Exception as error:  # unpickling fails in any way where a file is no checkpoint
         is_other_class = "Unsupported global" in str(error)
-        problem = "objects of other classes" if is_other_class else f"{type(error).__name__}: {error}"
+        problem = (
+            "objects of other classes" if is_other_class else f"{type(error).__name__}: {error}"
+        )
         raise _unreadable(path, problem.partition("\n")[0]) from None
 
 

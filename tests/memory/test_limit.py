@@ -190,3 +190,21 @@ def test_a_limit_ends_where_the_script_compiles_a_model(tmp_path: Path) -> None:
     done = launch(tmp_path, "--memory-limit", "4G", str(script(tmp_path, compiles)), "10", "2")
     assert done.returncode == 0, done.stderr
     assert "no memory limit, as the script compiles a model" in done.stderr
+
+
+def test_a_forward_that_does_not_fit_is_refused_before_it_is_killed(
+    tmp_path: Path, group: Path
+) -> None:
+    wide = SCRIPT.replace("nn.Linear(64, 256), *", "nn.Linear(64, 256), nn.Linear(256, 32768), "
+                          "nn.Linear(32768, 256), *")  # fmt: skip
+    path = str(script(tmp_path, wide))
+    (group / "memory.limit_in_bytes").write_text(str(360 * MIB))
+    shell = shutil.which("sh") or "sh"
+    enter = f"echo $$ > {group}/cgroup.procs && exec"
+    done = run(
+        [shell, "-c", f"{enter} {CPUTRAIN} launch --memory-limit auto {path} 800 2"], tmp_path
+    )
+    assert done.returncode == 1, done.stderr
+    assert "MemoryLimitError" in done.stderr
+    assert re.search(r"A batch of \d+ instead of 800 would fit|No batch fits", done.stderr)
+    assert "AttributeError" not in done.stderr
