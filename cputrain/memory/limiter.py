@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
@@ -64,8 +65,8 @@ class _Current(threading.local):
     """The forward that this thread runs; None outside of models and in a recomputation."""
 
     forward: Forward | None = None
-    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-    """What the model was called with."""
+    call: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
+    """The model, and what it was called with."""
 
 
 class RecomputationPlan:
@@ -163,21 +164,21 @@ class MemoryLimiter:
             None if plan is None else plan.fit(budget_bytes - self._count.total, self._spare_bytes)
         )
         if plan is not None and plan.peak_bytes > budget_bytes - self._count.total:
-            self._check_last_step(args, kwargs)
+            self._check_last_step(model, args, kwargs)
         watch = effects_listed() if planned is None else _NO_EFFECTS
         with watch as effects:
             hooked = self._hooks.holders(model)
             forward = Forward(model, self._count, planned, budget_bytes, effects, hooked)
-            self._current.forward, self._current.arguments = forward, (args, kwargs)
+            self._current.forward, self._current.call = forward, (model, args, kwargs)
             try:
                 result = forward.run(call, model, *args, **kwargs)
             finally:
-                self._current.forward, self._current.arguments = None, ((), {})
+                self._current.forward, self._current.call = None, (None, (), {})
         self.recomputed = forward.names_of_dropped() or self.recomputed
         saved_bytes = self._count.total
         if planned is None:
-            saved_bytes = max(saved_bytes, forward.peak_bytes()) + _new_gradients(model)
-        self._check(args, kwargs, saved_bytes + self._make_room_for_loss(result))
+            saved_bytes = max(saved_bytes, forward.peak_bytes())
+        self._check(model, args, kwargs, saved_bytes + self._make_room_for_loss(result))
         if planned is None:
             if len(plans) >= MAX_SHAPES:
                 plans.clear()
@@ -230,10 +231,9 @@ class MemoryLimiter:
         assert self._base_bytes is not None
         if self._after_trim * (1 - MARGIN) > self._limit_bytes:
             static_bytes = self._base_bytes + self._unallocated_bytes
-            batch_bytes = self._after_trim - static_bytes
-            raise self._error(*self._current.arguments, static_bytes, batch_bytes)
+            raise self._error(*self._current.call, self._after_trim - static_bytes)
 
-    def _check_last_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_last_step(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise MemoryLimitError if the last of the first steps took more than the limit.
 
         It is called where no more can be recomputed: the next step would take as much. Later, when
@@ -243,30 +243,41 @@ class MemoryLimiter:
         limit_bytes = int(self._limit_bytes / (1 - MARGIN))
         if self._num_steps <= NUM_FIRST_STEPS and self._last_peak_bytes > limit_bytes:
             static_bytes = self._base_bytes + self._unallocated_bytes
-            batch_bytes = self._last_peak_bytes - static_bytes
-            raise self._error(args, kwargs, static_bytes, batch_bytes)
+            raise self._error(model, args, kwargs, self._last_peak_bytes - static_bytes)
 
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch_bytes: int) -> None:
+    def _check(
+        self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], batch_bytes: int
+    ) -> None:
         """Raise MemoryLimitError if backward would need more than there is.
 
         What is reserved for temporary tensors is a guess in the first step, and does not count.
         """
         assert self._base_bytes is not None
-        static_bytes = self._base_bytes + self._unallocated_bytes
-        if static_bytes + batch_bytes <= self._limit_bytes:
-            return
-        raise self._error(args, kwargs, static_bytes, batch_bytes)
+        static_bytes = self._base_bytes + self._unallocated_bytes + _new_gradients(model)
+        if static_bytes + batch_bytes > self._limit_bytes:
+            raise self._error(model, args, kwargs, batch_bytes)
 
     def _error(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], static_bytes: int, batch_bytes: int
+        self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], batch_bytes: int
     ) -> MemoryLimitError:
+        """Return an error with the batch that would fit.
+
+        Args:
+            model: The model that is called.
+            args: Its arguments.
+            kwargs: Its named arguments.
+            batch_bytes: What the batch takes, at least.
+        """
+        assert self._base_bytes is not None
+        static_bytes = self._base_bytes + self._unallocated_bytes
+        static_bytes += _new_gradients(model) + _new_states(model)
         batch = batch_size(args, kwargs)
         fitting = batch * (self._limit_bytes - static_bytes) // max(1, batch_bytes)
         return MemoryLimitError(
             "the memory of a step",
             f"must fit into the limit of {self._limit_bytes // MIB:,} MiB",
             found=f"{(static_bytes + batch_bytes) // MIB:,} MiB that it needs at least, of "
-            f"which {static_bytes // MIB:,} are there before its forward",
+            f"which {static_bytes // MIB:,} do not depend on the batch",
             do=f"A batch of {fitting} instead of {batch} would fit."
             if fitting >= 1
             else "No batch fits: set a larger limit, or train a smaller model.",
@@ -314,12 +325,7 @@ class MemoryLimiter:
         self._look()
         if optimizer.state:
             return
-        state_bytes = sum(
-            _num_states(optimizer, group) * parameter.nbytes
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        )
+        state_bytes = _state_bytes(optimizer, lambda parameter: parameter.grad is not None)
         if anonymous_bytes() + state_bytes > self._limit_bytes:
             self._give_back()
         needed_bytes = self._allocated_bytes() + self._unallocated_bytes + state_bytes
@@ -357,6 +363,26 @@ def _new_gradients(model: Any) -> int:
         parameter.nbytes
         for parameter in model.parameters()
         if parameter.requires_grad and parameter.grad is None
+    )
+
+
+def _new_states(model: Any) -> int:
+    """Return the bytes of what optimizers are going to keep for the parameters of a model."""
+    parameters = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    return sum(
+        _state_bytes(each, lambda parameter: id(parameter) in parameters)
+        for each in gc.get_objects()
+        if issubclass(type(each), torch.optim.Optimizer) and not each.state
+    )
+
+
+def _state_bytes(optimizer: Any, has_state: Callable[[Any], bool]) -> int:
+    """Return the bytes of what an optimizer keeps for some of its parameters."""
+    return sum(
+        _num_states(optimizer, group) * parameter.nbytes
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if has_state(parameter)
     )
 
 
