@@ -24,12 +24,13 @@ def main() -> None:
     torch.manual_seed(0)
     model = timm.create_model(options.model, num_classes=100, drop_rate=0.1).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    loss_function = torch.nn.CrossEntropyLoss()
     losses, seconds = [], []
     for _ in range(1 + options.steps):  # the first step is a warm-up
         images = torch.randn(options.batch, *model.default_cfg["input_size"])
         labels = torch.randint(100, (options.batch,))
         begin = time.perf_counter()
-        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss = loss_function(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -24,7 +24,7 @@ def stamp_of(tensors: Mapping[str, Tensor]) -> str:
         tensor = tensors[name].detach()
         digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
         values = tensor.resolve_conj().resolve_neg().cpu().contiguous()
-        digest.update(values.reshape(-1).view(torch.uint8).numpy())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

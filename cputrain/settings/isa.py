@@ -87,7 +87,7 @@ class IsaSetting(Setting[str | None]):
         """Return what a saved plan holds."""
         if document is not None and document not in VALUES:
             raise ValueError(document)
-        return document
+        return None if document is None else str(document)
 
     def inherited(self, value: str | None) -> str:
         """Return the value."""

@@ -72,10 +72,10 @@ def main() -> None:
     optimizer = torch.optim.AdamW(
         [param for param in model.parameters() if param.requires_grad], lr=1e-4
     )
-    vocabulary = model.config.vocab_size
+    config: Any = model.config
     losses, seconds = [], []
     for _ in range(1 + options.steps):  # the first step is a warm-up
-        tokens = torch.randint(vocabulary, (options.batch, options.length))
+        tokens = torch.randint(config.vocab_size, (options.batch, options.length))
         begin = time.perf_counter()
         loss = model(input_ids=tokens, labels=tokens).loss
         optimizer.zero_grad()
