@@ -63,11 +63,12 @@ class ReproducibleLoading:
 @contextmanager
 def _random_numbers_of(epoch_seed: int, index: Any) -> Iterator[None]:
     """Seed the generators of torch, Python and NumPy for a batch; restore them afterwards."""
+    from cputrain.split.proof.search import RandomStates
+
     digest = sha256(repr((epoch_seed, index)).encode()).digest()
     seed = int.from_bytes(digest[:8], "little") >> 1
     numpy = sys.modules.get("numpy")
-    states = torch.get_rng_state(), random.getstate()
-    numpy_state = None if numpy is None else numpy.random.get_state()
+    states = RandomStates()
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if numpy is not None:
@@ -75,7 +76,4 @@ def _random_numbers_of(epoch_seed: int, index: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
+        states.restore()
