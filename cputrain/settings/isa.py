@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cputrain.settings.core.decision import Decision, Request
 
 VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
-"""What torch, oneDNN and MKL read when they are loaded."""
+"""What torch, oneDNN and MKL read when a kernel of theirs is first used."""
 
 VALUES = {
     "portable": ("avx2", "AVX2", "COMPATIBLE"),

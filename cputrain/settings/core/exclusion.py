@@ -1,4 +1,4 @@
-"""Settings that have no effect beside anexcluded one."""
+"""Settings that have no effect beside another one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ def is_excluded(setting: Setting[Any], values: Mapping[str, Any]) -> bool:
 def check_not_excluded(
     setting: Setting[Any], machine: Machine, request: Request, user: UserValue
 ) -> None:
-    """Raise UsageError if the user has set, beside a setting, what has no effect then."""
+    """Raise UsageError if the user has also set another setting that this one excludes.
+
+    Args:
+        setting: The setting that is decided.
+        machine: The machine.
+        request: All values of the user.
+        user: The user's value of the setting.
+    """
     from cputrain.settings.core.registry import SETTINGS
 
     for name, value in request.settings.items():
