@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from cputrain.errors import UsageError
+from cputrain import Split
+from cputrain.errors import CputrainError, UsageError
 from cputrain.reproduce.checkpoint import stamps_of_file
 from cputrain.reproduce.stamp import stamp_of
 from tests.launch.programs import CPUTRAIN, PYTHON, launch, run, script
@@ -219,6 +220,45 @@ def test_a_run_that_is_killed_goes_on_with_the_same_bits(
     assert whole.startswith("20 ")
     stops = [(step, n % 3, CORES[: n % len(CORES) + 1]) for n, step in enumerate((*at, 0))]
     assert finish(tmp_path / "killed", stops) == whole
+
+
+SPLITS = """
+import torch
+from torch import nn
+from cputrain import Split
+from cputrain.reproduce.stamp import stamp_of_models
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Dropout(0.1), nn.Linear(64, 2))
+split = Split(model, reproducible=6)
+optimizer = torch.optim.SGD(split.parameters(), lr=0.1)
+for _ in range(5):
+    split(torch.randn(30, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(split.calls_divided, stamp_of_models([model]))
+"""
+
+
+def test_a_split_in_a_script_is_reproducible_too(tmp_path: Path) -> None:
+    path = str(script(tmp_path, SPLITS))
+    runs = [run(pinned(cores, PYTHON, path), tmp_path) for cores in (CORES[:1], CORES)]
+    assert runs[0].stdout.startswith("5 "), runs[0].stderr
+    assert runs[0].stdout == runs[1].stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reproducible": 0}, "must be a whole number from 1 to 1024, or None; found 0"),
+        ({"reproducible": "4"}, "must be a whole number from 1 to 1024, or None; found '4'"),
+        ({"reproducible": 4, "replicas": 2}, "must be given without replicas"),
+        ({"reproducible": 4, "devices": ("cpu",)}, "must be given without devices"),
+    ],
+)
+def test_a_mistake_in_split_is_one_message(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CputrainError, match=re.escape(message)):
+        Split(torch.nn.Linear(2, 2), **options)
 
 
 @pytest.mark.parametrize(
