@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 import weakref
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -95,16 +95,17 @@ class Forward:
         self.is_as_planned = True
         """Whether all calls so far are those that were planned."""
         self._waiting: dict[int, ModuleCall] = {}
-        """Calls that have ended and may be dropped, by index."""
+        """Calls that have ended and may be dropped, by index; each would free memory."""
         self._dropped: dict[int, str] = {}
         """Names of the modules of calls that were dropped, by index."""
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model, with its saved tensors in the hands of this object."""
         with saved_tensors_hooks(self._pack, SavedTensor.unpack):
-            result = function(*args, **kwargs)
-        self._waiting.clear()
-        return result
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._waiting.clear()
 
     @mark_internal
     def _pack(self, tensor: torch.Tensor) -> Any:
@@ -172,31 +173,59 @@ class Forward:
         if self._planned is not None:
             self._drop(index, call)
             return
+        if self._freed_bytes(index, call) == 0:
+            return
         self._waiting[index] = call
         budget_bytes = self._budget_bytes - FIRST_TEMPORARIES * self._count.largest
-        while self._count.total > budget_bytes and self._waiting:
-            costs = {index: self._seconds_per_byte(index) for index in self._waiting}
-            cheapest = min(costs, key=costs.__getitem__)
-            if math.isinf(costs[cheapest]):
-                return
-            self._drop(cheapest, self._waiting[cheapest])
+        while self._count.total + self._waiting_bytes() > budget_bytes and self._waiting:
+            costs = {}
+            for each, waiting in list(self._waiting.items()):
+                num_bytes = self._freed_bytes(each, waiting)
+                if num_bytes == 0:
+                    del self._waiting[each]
+                else:
+                    costs[each] = self._span(each).seconds / num_bytes
+            if costs:
+                cheapest = min(costs, key=costs.__getitem__)
+                self._drop(cheapest, self._waiting[cheapest])
 
-    def _seconds_per_byte(self, index: int) -> float:
-        """Return the time that recomputing a call costs for each byte; inf if it saves none."""
+    def _freed_bytes(self, index: int, call: ModuleCall) -> int:
+        """Return what is free once a call is dropped; 0 where it is not worth while."""
+        span, inputs = self._span(index), call.inputs
+        held = [reference() for reference in self._holders[span.start : span.end]]
+        kept = Counter(
+            holder.address
+            for holder in held
+            if holder is not None and holder.tensor is not None and holder.address is not None
+        )
+        freed_bytes = sum(
+            self._count.size(address)
+            for address, num_uses in kept.items()
+            if address not in inputs and num_uses == self._count.num_uses(address)
+        )
+        freed_bytes -= sum(
+            num_bytes for address, num_bytes in inputs.items() if not self._count.num_uses(address)
+        )
+        kept_bytes = sum(self._count.size(address) for address in kept)
+        return freed_bytes if freed_bytes > MIN_GAIN * kept_bytes else 0
+
+    def _waiting_bytes(self) -> int:
+        """Return what waiting calls hold that autograd does not."""
+        held = {
+            address: num_bytes
+            for call in self._waiting.values()
+            for address, num_bytes in call.inputs.items()
+            if not self._count.num_uses(address)
+        }
+        return sum(held.values())
+
+    def _span(self, index: int) -> CallSpan:
         span = self._spans[index]
         assert span is not None
-        kept = {
-            self._storages[position]
-            for position in range(span.start, span.end)
-            if (holder := self._holders[position]()) is not None and holder.tensor is not None
-        }
-        num_bytes = sum(self._sizes.get(number, 0) for number in kept.difference(span.inputs))
-        kept_bytes = sum(self._sizes.get(number, 0) for number in kept)
-        return span.seconds / num_bytes if num_bytes > MIN_GAIN * kept_bytes else math.inf
+        return span
 
     def _drop(self, index: int, call: ModuleCall) -> None:
-        span = self._spans[index]
-        assert span is not None
+        span = self._span(index)
         call.drop(self._holders[span.start : span.end])
         inner = [
             each

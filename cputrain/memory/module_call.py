@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import contextmanager
 from copy import copy
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -166,6 +167,16 @@ class ModuleCall:
     def is_unchanged(self) -> bool:
         """Return whether arguments, parameters and large buffers are what they were at the call."""
         return self._changed() is None
+
+    @cached_property
+    def inputs(self) -> dict[int, int]:
+        """Return the bytes of the tensors that it is called with, by the storage's address."""
+        storages = (storage_of(tensor) for tensor, _, _ in self._tensors.values())
+        return {
+            storage.data_ptr(): self._count.new_size(storage)
+            for storage in storages
+            if storage is not None
+        }
 
     def drop(self, saved: Sequence[weakref.ref[SavedTensor]]) -> None:
         """Drop the tensors that were saved in the call.

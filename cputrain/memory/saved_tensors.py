@@ -46,7 +46,7 @@ class SavedBytes:
         address = storage.data_ptr()
         count = self._num_uses.get(address, 0)
         if not count:
-            num_bytes = 0 if address in self.existing else storage.nbytes()
+            num_bytes = self.new_size(storage)
             self.largest = max(self.largest, num_bytes)
             self.check(num_bytes)  # which may raise an error
             self._sizes[address] = num_bytes
@@ -54,6 +54,18 @@ class SavedBytes:
             self.peak = max(self.peak, self.total)
         self._num_uses[address] = count + 1
         return address
+
+    def num_uses(self, address: int) -> int:
+        """Return how many counted tensors have the storage at an address."""
+        return self._num_uses.get(address, 0)
+
+    def new_size(self, storage: torch.UntypedStorage) -> int:
+        """Return the bytes that a storage is going to be counted with."""
+        return 0 if storage.data_ptr() in self.existing else storage.nbytes()
+
+    def size(self, address: int) -> int:
+        """Return the bytes that the storage at an address counts with."""
+        return self._sizes.get(address, 0)
 
     def check(self, num_bytes: int) -> None:
         """Check the process's memory beside a tensor of some size."""
@@ -79,7 +91,7 @@ class SavedTensor:
     """
 
     __slots__ = (
-        "__weakref__", "_address", "_count", "_origin", "_version", "call", "dtype", "shape",
+        "__weakref__", "_count", "_origin", "_version", "address", "call", "dtype", "shape",
         "tensor",
     )  # fmt: skip
 
@@ -91,7 +103,8 @@ class SavedTensor:
         node = tensor.grad_fn
         self._origin = None if node is None else (node.name(), tensor.output_nr)
         self._count = count
-        self._address: int | None = None
+        self.address: int | None = None
+        """Where its storage is; None if it is not counted."""
         self.tensor: torch.Tensor | None = None
         self._hold(tensor)
 
@@ -99,7 +112,7 @@ class SavedTensor:
         # without its graph: that would hold this object again
         self.tensor = tensor.detach()
         storage = storage_of(tensor)
-        self._address = None if storage is None else self._count.add(storage)
+        self.address = None if storage is None else self._count.add(storage)
 
     def drop(self) -> None:
         """Release the tensor, which a recomputation makes again."""
@@ -126,7 +139,7 @@ class SavedTensor:
         assert tensor is not None
         if tensor._version != self._version:
             raise RuntimeError(self._changed_text(tensor))
-        if self._address is not None:
+        if self.address is not None:
             self._count.check(tensor.nbytes)
         return tensor
 
@@ -149,5 +162,5 @@ class SavedTensor:
             self._release()
 
     def _release(self) -> None:
-        if self._address is not None:
-            self._count.remove(self._address)
+        if self.address is not None:
+            self._count.remove(self.address)

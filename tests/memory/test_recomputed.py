@@ -18,8 +18,9 @@ from cputrain.errors import RecomputationError
 from cputrain.memory import limiter
 from cputrain.memory.forward import Forward
 from cputrain.memory.limiter import MemoryLimiter
-from cputrain.memory.saved_tensors import SavedTensor
+from cputrain.memory.saved_tensors import SavedBytes, SavedTensor
 from cputrain.memory.schedule import CallSpan, ForwardTrace
+from cputrain.runtime.glibc import Malloc
 from cputrain.runtime.memory_limit import MemoryLimit
 
 
@@ -312,12 +313,72 @@ def test_any_calls_may_be_recomputed(seed: int, monkeypatch: pytest.MonkeyPatch)
         return frozenset(map(trace.calls.index, chosen))
 
     monkeypatch.setattr(limiter, "calls_to_recompute", some_calls)
-    monkeypatch.setattr(Forward, "_seconds_per_byte", lambda *_: chance.random())
+    monkeypatch.setattr(Forward, "_freed_bytes", lambda *_: chance.randint(1, 1000))
     for kind in KINDS:
         options = chance.choice(OPTIONS)
         expected = train(model_of(kind), **options)
         with limited():
             assert same(train(model_of(kind), **options), expected), (kind, options)
+
+
+class Wide(nn.Module):
+    """Layers that save nothing, little or much of what they are called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 64), nn.Tanh(),
+            nn.LayerNorm(64), nn.Dropout(0.3),
+        )  # fmt: skip
+
+    def forward(self, data: Tensor) -> Tensor:
+        return data + self.layers(data)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_first_forward_stays_in_its_budget_whatever_its_calls_take(seed: int) -> None:
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 64), *(Wide() for _ in range(8)))
+    data = torch.randn(4096, 64)
+    heap = Malloc()
+    begin = heap.in_use_bytes()
+    assert begin is not None
+    count = SavedBytes()
+    budget_bytes = chance.randrange(36 << 20, 80 << 20)
+    forward = Forward(model, count, None, budget_bytes, [])
+    seen: list[int] = []
+
+    def call(module: nn.Module, *args: Any) -> Any:
+        return forward.call_module(nn.Module._call_impl, module, *args)
+
+    class Clock:
+        """Gives every call another duration."""
+
+        @staticmethod
+        def perf_counter() -> float:
+            return chance.random() * 10 ** chance.randint(0, 4)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("cputrain.memory.forward.time", Clock)
+        monkeypatch.setattr(nn.Module, "__call__", call)
+        drop = Forward._drop
+
+        def drop_less(self: Forward, index: int, dropped: Any) -> None:
+            before = count.total
+            drop(self, index, dropped)
+            assert count.total < before
+            in_use = heap.in_use_bytes()
+            assert in_use is not None
+            seen.append(in_use - begin)
+
+        monkeypatch.setattr(Forward, "_drop", drop_less)
+        output = forward.run(model, data)
+    assert len(seen) >= 4
+    # beside the budget there is what the block under way computes
+    assert max(seen) < budget_bytes + (16 << 20)
+    output.sum().backward()
+    assert count.total == 0
 
 
 def outcome(program: Callable[[nn.Module], Any], kind: str = "block") -> list[Any]:
