@@ -11,7 +11,7 @@ typedef struct {
     const float *input;
     const int64_t *targets;
     float *grad;                                /* or null */
-    double *sums;                               /* of each thread */
+    double *losses;                             /* of each row */
     Parallel *parallel;                         /* GOMP_parallel */
     int (*thread)(void), (*threads)(void);      /* omp_get_thread_num, omp_get_num_threads */
     double scale;                               /* what the gradient is multiplied by */
@@ -114,27 +114,31 @@ ALWAYS float row_loss(const float *x, float *grad, int64_t length, int64_t targe
 static void compute_rows(void *argument)
 {
     CrossEntropy *n = argument;
-    int64_t thread = n->thread(), length = n->num_classes;
-    Range rows = part(n->num_rows, thread, n->threads());
-    double sum = 0;
+    int64_t length = n->num_classes;
+    Range rows = part(n->num_rows, n->thread(), n->threads());
     for (int64_t row = rows.at; row < rows.end; row++) {
         const float *x = n->input + row * length;
         float *grad = n->grad + row * length;
         int64_t target = n->targets[row];
+        n->losses[row] = 0;
         if (target == n->ignored) {
             if (n->grad)
                 memset(grad, 0, length * sizeof *grad);
         } else if (n->grad)
-            sum += row_loss(x, grad, length, target, (float)n->scale, 1);
+            n->losses[row] = row_loss(x, grad, length, target, (float)n->scale, 1);
         else
-            sum += row_loss(x, 0, length, target, 0, 0);
+            n->losses[row] = row_loss(x, 0, length, target, 0, 0);
     }
-    n->sums[thread] = sum;
 }
 
-void cross_entropy(CrossEntropy *n)
+/* The sum of the losses: by rows, so that it does not depend on the threads. */
+double cross_entropy(CrossEntropy *n)
 {
+    double sum = 0;
     n->parallel(compute_rows, n, n->num_threads, 0);
+    for (int64_t row = 0; row < n->num_rows; row++)
+        sum += n->losses[row];
+    return sum;
 }
 
 /* The number of rows that count; -1 if a target is no class. */

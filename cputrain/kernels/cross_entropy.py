@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from cputrain.kernels.build import load
+from cputrain.kernels.threads import num_exact_threads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +24,7 @@ class _CrossEntropyArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("num_rows", "num_classes", "ignored")),
         *((name, ctypes.c_void_p) for name in (
-            "input", "targets", "grad", "sums", "parallel", "thread", "threads",
+            "input", "targets", "grad", "losses", "parallel", "thread", "threads",
         )),
         ("scale", ctypes.c_double), ("num_threads", ctypes.c_uint32),
     )  # fmt: skip
@@ -61,6 +62,7 @@ class CrossEntropyKernels:
         self._openmp = openmp
         library = load("cross_entropy")
         self._compute = library.cross_entropy
+        self._compute.restype = ctypes.c_double
         self._count = library.cross_entropy_count
         self._count.argtypes = (ctypes.c_void_p, *[ctypes.c_int64] * 3)
         self._count.restype = ctypes.c_int64
@@ -97,12 +99,10 @@ class CrossEntropyKernels:
         self, data: Tensor, targets: Tensor, ignored: int, scale: float, grad: Tensor | None
     ) -> float:
         """Return the sum of losses, and write `scale` times its gradient to `grad`."""
-        num_threads = torch.get_num_threads()
-        sums = (ctypes.c_double * num_threads)()
+        losses = torch.empty(targets.numel(), dtype=torch.float64, device="cpu")
         arguments = _CrossEntropyArguments(
             *data.shape, ignored, data.data_ptr(), targets.data_ptr(),
-            None if grad is None else grad.data_ptr(), ctypes.addressof(sums), *self._openmp,
-            scale, num_threads,
+            None if grad is None else grad.data_ptr(), losses.data_ptr(), *self._openmp,
+            scale, num_exact_threads(),
         )  # fmt: skip
-        self._compute(ctypes.byref(arguments))
-        return sum(sums, 0.0)
+        return float(self._compute(ctypes.byref(arguments)))

@@ -414,3 +414,19 @@ def test_small_inputs_are_left_to_torch(shape: tuple[int, int]) -> None:
         assert patch.kernels is None
     finally:
         patch.undo()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_number_of_threads_changes_no_bit(shape: tuple[int, int]) -> None:
+    data, targets = inputs_of(shape)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        with kernels():
+            for num_threads in (1, 2, 3, 7):
+                torch.set_num_threads(num_threads)
+                results.append(gradient(data, targets))
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        assert all(map(torch.equal, result, results[0]))
