@@ -180,7 +180,9 @@ class FusedOptimizers:
                 with self._threads.single():
                     kernel.run(group_columns, group_steps, options)
             else:
-                kernel.run(group_columns, group_steps, options)
+                # threads take whole cache lines of a tensor, so that their number changes no bit
+                with self._threads.exact():
+                    kernel.run(group_columns, group_steps, options)
         self._num_fused[kernel.title(options), id(params[0])] = num_params
         return True
 
@@ -191,7 +193,7 @@ class FusedOptimizers:
 
         Return None if a single thread is needed and the thread count cannot be limited.
         """
-        num_threads = self._torch.get_num_threads()
+        num_threads = self._threads.num_exact()
         if num_threads == 1:
             return [(False, columns, steps)]
         small = [count <= GRAIN_SIZE for count in numels]

@@ -1,4 +1,4 @@
-"""Run a kernel on one thread, whatever number of threads torch has.
+"""Run a kernel on one thread, or on all, whatever number of threads torch has.
 
 torch's fused optimizer kernels divide every tensor of more than 16 elements among all threads, and
 waking them costs more than such a tensor. Its other operators do so from 32768 elements on. As
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 from contextlib import contextmanager, suppress
+from functools import cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +50,27 @@ class KernelThreads:
         finally:
             self._set(num_threads)
 
+    def num_exact(self) -> int:
+        """Return how many threads `exact` gives to the calling thread."""
+        from cputrain.kernels.threads import num_exact_threads
 
+        return num_exact_threads()
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Run kernels whose results do not depend on it on as many threads as they may have."""
+        num_threads, count = self._torch.get_num_threads(), self.num_exact()
+        if count == num_threads or not self.can_limit() or self._set is None:
+            yield
+            return
+        self._set(count)
+        try:
+            yield
+        finally:
+            self._set(num_threads)
+
+
+@cache
 def _find_setter(torch: ModuleType) -> Callable[[int], None] | None:
     num_threads = torch.get_num_threads()
     library = os.path.join(os.path.dirname(str(torch.__file__)), "lib", "libtorch_cpu.so")

@@ -1,7 +1,8 @@
 """Train with the same bits on any number of cores.
 
 A batch is a number of shards, whatever the cores. Each is computed by one thread, and so is all
-that is not in a model: torch rounds differently for each number of threads. Gradients, statistics
+that is not in a model, but for kernels whose results do not depend on it: torch rounds differently
+for each number of threads. Gradients, statistics
 of batch norm and losses in a model are added up in the order of the shards, and random numbers
 are those of the whole batch, as in `cputrain.Split`. Those of Datasets are the batch's own.
 """
@@ -9,6 +10,7 @@ are those of the whole batch, as in `cputrain.Split`. Those of Datasets are the 
 from __future__ import annotations
 
 from cputrain.counting import counted
+from cputrain.kernels.threads import use_cores
 from cputrain.reproduce.stamp import NUM_SHOWN, stamp_of_models
 from cputrain.runtime.patching import Patch
 from cputrain.runtime.replicas import Replicas
@@ -47,6 +49,7 @@ class ReproducibleTraining:
             original(1)
 
         self._patch = Patch(torch, "set_num_threads", set_num_threads)
+        use_cores(_num_cores)
         self._root_forward = root_forward_of(torch)
         self._root_forward.add(self._note)
         self._loading = ReproducibleLoading()
@@ -75,5 +78,13 @@ class ReproducibleTraining:
         self._loading.undo()
         self._replicas.undo()
         self._root_forward.remove(self._note)
+        use_cores(None)
         self._patch.undo()
         self._torch.set_num_threads(self._num_threads)
+
+
+def _num_cores() -> int:
+    """Return how many cores there are for shards."""
+    from cputrain.split.execution.placement import num_cores
+
+    return num_cores()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from cputrain.kernels.threads import use_cores
 from cputrain.runtime.fused import FusedOptimizers
+from cputrain.runtime.kernel_threads import KernelThreads
 from tests.launch.programs import launch, plain, script
 from tests.runtime.conftest import SCRIPT, Trained
 
@@ -212,3 +217,52 @@ def test_small_tensors_get_a_call_of_their_own_where_there_are_enough(
         torch.set_num_threads(before)
     assert sizes == sizes_of_calls
     assert all(param[0].item() == pytest.approx(0.998, abs=1e-6) for param in params)
+
+
+OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01, weight_decay=0.1),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9, nesterov=True),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.01, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_threads_for_each_core_change_no_bit(name: str, dtype: torch.dtype) -> None:
+    """Where torch has one thread for the sake of its bits, fused kernels may have more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    fused = FusedOptimizers(torch)
+    seen: list[int] = []
+    kernel = KernelThreads.exact
+
+    @contextmanager
+    def exact(threads: KernelThreads) -> Iterator[None]:
+        with kernel(threads):
+            seen.append(torch.get_num_threads())
+            yield
+
+    results = []
+    try:
+        for num_cores in (1, 2, 3, 5):
+            use_cores(partial(int, num_cores))
+            torch.manual_seed(0)
+            sizes = [*(3 * number + 1 for number in range(30)), 32_769, 99_991, 1_100_003]
+            params = [torch.randn(size, dtype=dtype) for size in sizes]
+            optimizer = OPTIMIZERS[name](params)
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                monkeypatch.setattr(KernelThreads, "exact", exact)
+                for _ in range(3):
+                    for param in params:
+                        param.grad = torch.randn_like(param)
+                    optimizer.step()
+            results.append(params)
+            assert torch.get_num_threads() == 1
+    finally:
+        use_cores(None)
+        fused.undo()
+        torch.set_num_threads(before)
+    assert set(seen) == {1, 2, 3, 5}
+    for result in results[1:]:
+        assert all(map(torch.equal, result, results[0]))
