@@ -40,8 +40,10 @@ def finish(device: torch.device) -> None:
 
 def device_guard(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context manager in which this is the current device of its type."""
+    if device.type == "cpu":
+        return nullcontext()
     guard = getattr(module_of(device), "device", None)
-    return nullcontext() if device.type == "cpu" or guard is None else guard(device)
+    return nullcontext() if guard is None else guard(device)
 
 
 def default_device() -> torch.device | None:

@@ -29,7 +29,7 @@ from cputrain.split.proof.read_names import ReadNames, kinds_of
 from cputrain.split.proof.refusal import CannotSplitError
 from cputrain.split.proof.search import FEWEST, RandomStates, find_sharding
 from cputrain.split.proof.watch import CheckSchedule
-from cputrain.split.sync import batch_norm, decisions, losses, random_functions
+from cputrain.split.sync import batch_norm, decisions, embeddings, losses, random_functions
 from cputrain.split.sync.rng import SharedDraws
 
 TYPE_CHECKING = False
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from cputrain.machine import Cpus
     from cputrain.split.balance.auto_replicas import Choice, Sizes
+    from cputrain.split.balance.concurrency import Concurrency
     from cputrain.split.execution.autograd import Calls
     from cputrain.split.execution.executor import Executor
     from cputrain.split.proof.structural import Proof
@@ -103,6 +104,7 @@ class Dispatcher:
         log: Callable[[str], None] = lambda _: None,
         falls_back: bool = False,
         checks: CheckSchedule | None = None,
+        concurrency: Concurrency | None = None,
     ) -> None:
         """Prepare a dispatcher for a model.
 
@@ -115,6 +117,7 @@ class Dispatcher:
             log: Called with messages about changed limits.
             falls_back: Run the whole batch where a shard's forward fails.
             checks: When some samples of a batch are compared again.
+            concurrency: How many replicas run at a time; by default all.
         """
         self._model_ref = weakref.ref(model)
         self._places = places
@@ -124,6 +127,7 @@ class Dispatcher:
         self._on_refused = on_refused
         self._log = log
         self._falls_back = falls_back
+        self._concurrency = concurrency
         self._owner = os.getpid()
         self._shardings: dict[Any, ProvedSharding | None] = {}
         self._last_outline: dict[str, Any] = {}
@@ -528,7 +532,8 @@ class Dispatcher:
         numbers = [number for number, size in enumerate(sizes) if size]
         executor = InlineExecutor() if len(sizes) == 1 else self._executor(len(sizes)).some(numbers)
         group_replicas = [replicas[number] for number in numbers]
-        return ReplicaGroup(executor, group_replicas, home, [devices[number] for number in numbers])
+        group_devices = [devices[number] for number in numbers]
+        return ReplicaGroup(executor, group_replicas, home, group_devices, self._concurrency)
 
     def _executor(self, count: int) -> Executor:
         """Return the threads for `count` replicas; cached, as starting them outlasts a step."""
@@ -618,6 +623,7 @@ def exchange() -> None:
         for place, name, make_patched in (
             *random_functions.replacements(),
             *batch_norm.replacements(),
+            *embeddings.replacements(),
             *losses.replacements(),
             *decisions.replacements(),
         ):

@@ -10,9 +10,15 @@ from torch import nn
 from cputrain.errors import ArgumentTypeError, UsageError
 from cputrain.runtime.state import NOW
 from cputrain.split.balance.auto_replicas import AutoReplicas, FixedShards, ReproducibleShards
+from cputrain.split.balance.concurrency import Concurrency
 from cputrain.split.balance.load_balancer import LoadBalancer, described
 from cputrain.split.dispatcher import Dispatcher
-from cputrain.split.execution.placement import places, places_on_any_core, seats_among
+from cputrain.split.execution.placement import (
+    num_cores,
+    places,
+    places_on_any_core,
+    seats_among,
+)
 from cputrain.split.execution.replica import home_of
 from cputrain.split.proof.search import FEWEST
 from cputrain.split.proof.watch import ChecksByCalls, CheckSchedule
@@ -276,6 +282,7 @@ def splitter_of(
         on_refused=tell,
         falls_back=falls_back,
         checks=ChecksByCalls() if is_reproducible else CheckSchedule(),
+        concurrency=Concurrency(num_cores()) if is_reproducible else None,
     )
     return dispatcher
 

@@ -6,6 +6,7 @@ import torch
 from torch.utils import _pytree as tree
 
 from cputrain.record import Record
+from cputrain.runtime.kernel_threads import GRAIN_SIZE, KernelThreads
 from cputrain.split.proof.model_state import StateCopier, outline, reachable
 from cputrain.split.proof.refusal import CannotSplitError
 
@@ -75,9 +76,16 @@ def concatenate(shards: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
         order = sorted(range(largest.dim()), key=largest.stride, reverse=True)
         if largest.permute(order).is_contiguous():  # not where it has gaps or is expanded
             inverse = sorted(range(largest.dim()), key=order.__getitem__)
-            permuted = torch.cat([shard.permute(order) for shard in shards], order.index(dim))
-            return permuted.permute(inverse)
-    return torch.cat(tuple(shards), dim)
+            shards = [shard.permute(order) for shard in shards]
+            return _concatenate(shards, order.index(dim)).permute(inverse)
+    return _concatenate(shards, dim)
+
+
+def _concatenate(shards: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    if sum(map(torch.Tensor.numel, shards)) < GRAIN_SIZE:
+        return torch.cat(tuple(shards), dim)
+    with KernelThreads(torch).exact():
+        return torch.cat(tuple(shards), dim)
 
 
 def shared_memory(leaves: Sequence[Any]) -> list[LeafAlias | None]:

@@ -100,10 +100,15 @@ def perceptron():
     )
 
 
+def vocabulary():
+    """Has logits and weights enough for kernels that run on all cores."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(768, 16), nn.Tanh(), nn.Linear(16, 15_000))
+
+
 NETWORKS = {
     "perceptron": perceptron, "residual": residual, "depthwise": depthwise,
     "recurrent": Recurrent, "transformer": Transformer, "autoencoder": Autoencoder,
-    "unet": Unet, "tables": Tables,
+    "unet": Unet, "tables": Tables, "vocabulary": vocabulary,
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ NETWORKS = str(Path(__file__).with_name("networks.py"))
 
 NAMES = (
     "perceptron", "residual", "depthwise", "recurrent", "transformer", "autoencoder", "unet",
-    "tables",
+    "tables", "vocabulary",
 )  # fmt: skip
 
 STAMP = re.compile(r"weights ([0-9a-f]{16})")

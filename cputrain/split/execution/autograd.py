@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any
 
+    from cputrain.split.balance.concurrency import FastestCount
     from cputrain.split.batch import Arguments
     from cputrain.split.execution.oom_retry import Attempts
     from cputrain.split.execution.replica_group import ReplicaGroup
@@ -77,11 +78,15 @@ class ShardedForward:
         self._call = call
         self._arguments = arguments
         self._ranges = ranges(sizes)
-        self._barrier = ReplicaBarrier(len(sizes))
+        concurrency = group.concurrency
+        self._forward_count = None if concurrency is None else concurrency.forward
+        self._backward_count = None if concurrency is None else concurrency.backward
+        self._barrier = self._new_barrier(self._forward_count)
         self._contexts = [
             ReplicaContext(
                 number, range_, arguments.size, self._barrier, draws,
                 device=group.devices[number], is_multi_device=group.is_multi_device, proved=proved,
+                parameters=None if group.is_multi_device else group.replicas[number].numbers,
             )
             for number, range_ in enumerate(self._ranges)
         ]  # fmt: skip
@@ -103,7 +108,10 @@ class ShardedForward:
         """Run the forward of every shard."""
         self._start_timer()
         self.group.refresh()
+        started_at = time.perf_counter()
         results = self._run([self._forward_job(context) for context in self._contexts])
+        if torch.is_grad_enabled():
+            self._record(self._forward_count, started_at)
         self._inputs = [inputs for inputs, _, _, _ in results]
         self._outputs = [leaves for _, leaves, _, _ in results]
         self.outputs = [leaves for _, _, leaves, _ in results]
@@ -111,6 +119,15 @@ class ShardedForward:
         for context in self._contexts:
             context.proved = None  # a checkpoint's recomputation has the same answers
         self._pause_timer()
+
+    def _new_barrier(self, count: FastestCount | None) -> ReplicaBarrier:
+        return ReplicaBarrier(len(self._ranges), None if count is None else count.count)
+
+    def _record(self, count: FastestCount | None, started_at: float) -> None:
+        """Record how long shards took, to find how many had better run at a time."""
+        if count is not None:
+            seconds = time.perf_counter() - started_at
+            count.record(self._barrier.num_turns, seconds / self._arguments.size)
 
     def _start_timer(self) -> None:
         """Start the timer, or continue it when the backward begins."""
@@ -170,6 +187,8 @@ class ShardedForward:
         """Wrap a job so that it runs in its device context and aborts the barrier if it fails."""
 
         def guarded() -> Any:
+            barrier = context.barrier
+            barrier.begin_turn()
             try:
                 with (
                     self._noting_oom(context),
@@ -182,11 +201,13 @@ class ShardedForward:
                     result = job()
                     stopwatch.stop()
             except BaseException as error:
-                context.barrier.abort()
+                barrier.abort()
                 end_checkpoints(error)
                 raise
+            finally:
+                barrier.end_turn()
             self._stopwatches.append((context.number, stopwatch))
-            self._busy_s[context.number] -= context.barrier.waited_s[context.number]
+            self._busy_s[context.number] -= barrier.waited_s[context.number]
             return result
 
         return guarded
@@ -270,17 +291,20 @@ class ShardedForward:
         gradient.
         """
         self._start_timer()
-        self._barrier = barrier = ReplicaBarrier(len(self._contexts))
+        self._barrier = barrier = self._new_barrier(self._backward_count)
         for context in self._contexts:
             context.barrier = barrier
+        started_at = time.perf_counter()
         results = self._run(
             [
                 self._backward_job(context, gradients, needed, keep=keep)
                 for context in self._contexts
             ]
         )
+        self._record(self._backward_count, started_at)
         parameter_gradients = self.group.sum_gradients(
-            [shard_gradients for _, shard_gradients in results]
+            [shard_gradients for _, shard_gradients in results],
+            frozenset().union(*(context.row_gradients for context in self._contexts)),
         )
         input_gradients = self._gather_input_gradients(
             [shard_gradients for shard_gradients, _ in results]

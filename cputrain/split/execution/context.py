@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
     from typing import Any
 
@@ -52,6 +52,7 @@ class ReplicaContext:
         is_multi_device: bool = False,
         trace: OperatorRecorder | None = None,
         proved: Collection[tuple[bool, ...]] | None = None,
+        parameters: Mapping[int, int] | None = None,
     ) -> None:
         self.number = number
         self.begin, self.end = range_
@@ -67,6 +68,10 @@ class ReplicaContext:
         """Recorder of the forward's operators, in a forward that is run for a proof."""
         self.proved = proved
         """Answers to questions about the whole batch that a proof covers; None for any."""
+        self.parameters = {} if parameters is None else parameters
+        """Numbers of the replica's parameters, by id: those whose gradient may be rows."""
+        self.row_gradients: set[int] = set()
+        """Numbers of the parameters whose gradient is the rows that the shard reads."""
         self.answers: list[bool] = []
         """Answers given so far in this call."""
         self.num_draws = 0
@@ -92,6 +97,17 @@ class ReplicaContext:
             )
             for gathered_values in self.barrier.all_gather(key, self.number, host_values)
         ]
+
+    def all_reduce(
+        self, key: str, combine: Callable[[list[tuple[Any, ...]]], Any], *values: Any
+    ) -> Any:
+        """Return what `combine` makes of the values that each replica passes for this key.
+
+        It is called once for all replicas of a device. They share what it returns.
+        """
+        if self.is_multi_device:
+            return combine(self.all_gather(key, *values))
+        return self.barrier.all_reduce(key, self.number, values, combine)
 
     def decide(self, shard_answer: bool, combine: Callable[[Iterable[bool]], bool]) -> bool:
         """Combine every replica's answer to a question and return the whole batch's answer."""

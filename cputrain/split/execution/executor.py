@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
@@ -177,9 +178,51 @@ class Executor:
         """
         return self._run(self.threads[: len(jobs)], jobs, barrier, caller_index)
 
+    def run_in_turns(
+        self, jobs: Sequence[Job], barrier: ReplicaBarrier, num_at_once: int
+    ) -> list[Any]:
+        """Run the jobs in order, some of them at a time, and return their results.
+
+        A thread runs one job after the other. Another thread begins where one waits at the barrier.
+        """
+        return self._run_in_turns(self.threads[: len(jobs)], jobs, barrier, num_at_once)
+
     def some(self, indices: Sequence[int]) -> ExecutorSubset:
         """Return an executor of some of these threads."""
         return ExecutorSubset(self, indices)
+
+    def _run_in_turns(
+        self,
+        replica_threads: Sequence[ReplicaThread],
+        jobs: Sequence[Job],
+        barrier: ReplicaBarrier,
+        num_at_once: int,
+    ) -> list[Any]:
+        results = JobResults(len(jobs))
+        waiting = deque((index, partial(copy_context().run, job)) for index, job in enumerate(jobs))
+        idle = deque(replica_threads)
+
+        def run_all() -> None:
+            while waiting:
+                index, job = waiting.popleft()
+                results.set_outcome(index, *_outcome_of(job))
+                del job
+
+        def begin() -> None:
+            if waiting and idle:
+                idle.popleft().submit(0, run_all, JobResults(1))
+
+        barrier.on_wait = begin
+        with self._lock:
+            try:
+                for _ in range(num_at_once):
+                    begin()
+                results.done.wait()
+            except BaseException:  # Ctrl-C
+                waiting.clear()
+                self._abort_jobs(barrier)
+                raise
+        return results.results()
 
     def _run(
         self,
@@ -229,6 +272,12 @@ class ExecutorSubset:
         """Run one job for each of these threads and return their results."""
         return self._executor._run(self._threads[: len(jobs)], jobs, barrier, caller_index)
 
+    def run_in_turns(
+        self, jobs: Sequence[Job], barrier: ReplicaBarrier, num_at_once: int
+    ) -> list[Any]:
+        """Run the jobs in order, some of them at a time, and return their results."""
+        return self._executor._run_in_turns(self._threads[: len(jobs)], jobs, barrier, num_at_once)
+
     def some(self, indices: Sequence[int]) -> ExecutorSubset:
         """Return an executor of some of these threads."""
         return ExecutorSubset(self._executor, [self._threads[index].number for index in indices])
@@ -246,9 +295,23 @@ class InlineExecutor:
         """Run the jobs one after the other and return their results."""
         return [job() for job in jobs]
 
+    def run_in_turns(
+        self, jobs: Sequence[Job], _barrier: ReplicaBarrier, _num_at_once: int
+    ) -> list[Any]:
+        """Run the jobs one after the other and return their results."""
+        return [job() for job in jobs]
+
     def some(self, _indices: Sequence[int]) -> InlineExecutor:
         """Return this executor."""
         return self
+
+
+def _outcome_of(job: Job) -> tuple[Any, BaseException | None]:
+    """Run a job; return its outcome."""
+    try:
+        return job(), None
+    except BaseException as caught:  # (raised again in the caller)
+        return None, caught
 
 
 def _run_in_caller(job: Job) -> tuple[Any, BaseException | None]:

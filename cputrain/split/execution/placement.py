@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import torch
 
@@ -38,6 +39,12 @@ def places_on_any_core(count: int) -> dict[int, Places]:
     """
     every = tuple(cpu for core in _shared_cores() for cpu in core)
     return {count: [(every,)] * count}
+
+
+@cache
+def num_cores() -> int:
+    """Return how many cores this process has for its replicas."""
+    return len(_shared_cores())
 
 
 def seats_among(devices: Sequence[torch.device], count: int | None) -> tuple[list[int], Places]:

@@ -158,15 +158,24 @@ class Replica:
             elif flat_params is not None:
                 replacements[id(buffer)] = source
         self._written_buffers = written_buffers
+        self._is_on_cpu = bool(written_buffers) and all(
+            tensor.is_cpu for buffers in written_buffers for tensor in buffers
+        )
         self.model: nn.Module = _replicated(model, replacements)
         self._tensor_copies = replacements.copies
         self.parameters = [replacements[id(parameter)] for parameter in model.parameters()]
+        self.numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
+        """Numbers of its parameters, by id."""
 
     def refresh(self) -> None:
         """Copy the model's buffers and other tensors to the replica, before a forward."""
         with torch.no_grad():
-            for buffer_copy, source, _ in self._written_buffers:
-                buffer_copy.copy_(source)
+            if self._is_on_cpu:  # in one call: there may be hundreds
+                copies, sources, _ = zip(*self._written_buffers, strict=True)
+                torch._foreach_copy_(copies, sources)
+            else:
+                for buffer_copy, source, _ in self._written_buffers:
+                    buffer_copy.copy_(source)
             for tensor_copy in self._tensor_copies:
                 tensor_copy.refresh()
 

@@ -12,13 +12,17 @@ from cputrain.split.execution.transfer import TransferStream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
     from typing import Any
 
+    from cputrain.split.balance.concurrency import Concurrency
     from cputrain.split.execution.executor import Executor, ExecutorSubset, InlineExecutor
     from cputrain.split.execution.replica import Replica
     from cputrain.split.sync.barrier import ReplicaBarrier
+
+
+aten = torch.ops.aten
 
 
 class ReplicaGroup:
@@ -34,11 +38,21 @@ class ReplicaGroup:
         replicas: Sequence[Replica],
         home: torch.device,
         devices: Sequence[torch.device] = (),
+        concurrency: Concurrency | None = None,
     ) -> None:
-        """Place replicas on `devices`; by default all of them on the home device."""
+        """Place replicas on devices.
+
+        Args:
+            executor: Runs a job for each replica.
+            replicas: The replicas.
+            home: The model's device.
+            devices: The device of each replica; by default all are on the home device.
+            concurrency: How many replicas run at a time; by default all.
+        """
         self._executor = executor
         self.replicas = replicas
         self.home = home
+        self.concurrency = concurrency
         self.devices = list(devices) or [home] * len(replicas)
         self._flat_params = {
             replica.flat_params.device: replica.flat_params
@@ -53,10 +67,10 @@ class ReplicaGroup:
         if home.type != "cpu" and home in self.devices:
             self._caller_index = self.devices.index(home)
 
-    def run(
-        self, jobs: Sequence[Callable[[], Any]], barrier: ReplicaBarrier | None = None
-    ) -> list[Any]:
-        """Run one job for each replica and return the results."""
+    def run(self, jobs: Sequence[Callable[[], Any]], barrier: ReplicaBarrier) -> list[Any]:
+        """Run one job for each replica, with as many turns as the barrier has; return results."""
+        if self.concurrency is not None:
+            return self._executor.run_in_turns(jobs, barrier, barrier.num_turns)
         return self._executor.run(jobs, barrier, self._caller_index)
 
     def update_parameters(self, call: object, number: int) -> None:
@@ -78,11 +92,20 @@ class ReplicaGroup:
         if self.home not in self.devices:
             self.replicas[0].write_back()
 
-    def sum_gradients(self, gradients: Sequence[Sequence[torch.Tensor | None]]) -> list[Any]:
+    def sum_gradients(
+        self,
+        gradients: Sequence[Sequence[torch.Tensor | None]],
+        made_of_rows: Collection[int] = (),
+    ) -> list[Any]:
         """Return each parameter's gradient, summed in replica order, on the home device.
 
         Replicas of one device add up theirs first, each thread about as many elements as the
         others.
+
+        Args:
+            gradients: Of each replica, the gradient of each parameter.
+            made_of_rows: Numbers of parameters whose sum is to be dense although replicas have
+                rows.
         """
         sums: list[Any] | None = None
         for device in dict.fromkeys(self.devices):
@@ -91,7 +114,9 @@ class ReplicaGroup:
                 for number, replica_device in enumerate(self.devices)
                 if replica_device == device
             ]
-            device_sums = self._sum_on_device([gradients[number] for number in indices], indices)
+            device_sums = self._sum_on_device(
+                [gradients[number] for number in indices], indices, made_of_rows
+            )
             if device != self.home and len(indices) > 1:
                 pack = partial(self._pack, device, device_sums)
                 (packed,) = self._executor.some(indices[:1]).run([pack])
@@ -129,15 +154,19 @@ class ReplicaGroup:
             )
 
     def _sum_on_device(
-        self, gradients: Sequence[Sequence[torch.Tensor | None]], indices: Sequence[int]
+        self,
+        gradients: Sequence[Sequence[torch.Tensor | None]],
+        indices: Sequence[int],
+        made_of_rows: Collection[int],
     ) -> list[Any]:
         count = len(gradients[0])
-        if len(gradients) == 1:
+        if len(gradients) == 1 and not made_of_rows:
             return list(gradients[0])
         sums: list[torch.Tensor | None] = [None] * count
         sizes = [0 if item is None else item.numel() for item in gradients[0]]
-        shards: list[list[int]] = [[] for _ in gradients]
-        loads = [0] * len(gradients)
+        num_jobs = len(gradients) if self.concurrency is None else self.concurrency.num_cores
+        shards: list[list[int]] = [[] for _ in range(min(num_jobs, len(gradients)))]
+        loads = [0] * len(shards)
         for number in sorted(range(count), key=lambda item: -sizes[item]):
             lightest = loads.index(min(loads))
             shards[lightest].append(number)
@@ -147,14 +176,25 @@ class ReplicaGroup:
             def job() -> None:
                 with torch.no_grad():
                     for number in shard:
-                        sums[number] = sum_in_order(
-                            [replica_gradients[number] for replica_gradients in gradients]
-                        )
+                        add_up = dense_sum if number in made_of_rows else sum_in_order
+                        sums[number] = add_up([each[number] for each in gradients])
 
             return job
 
-        self._executor.some(indices).run([job_of(shard) for shard in shards])
+        self._executor.some(indices[: len(shards)]).run([job_of(shard) for shard in shards])
         return sums
+
+
+def dense_sum(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Add up a table's gradients, some of which are rows, to one like the table."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present or any(gradient.layout is torch.strided for gradient in present):
+        return sum_in_order([gradient.to_dense() for gradient in present])
+    indices = torch.cat([gradient._indices()[0] for gradient in present])
+    values = torch.cat([gradient._values() for gradient in present])
+    num_rows = present[0].size(0)
+    total: torch.Tensor = aten.embedding_dense_backward(values, indices, num_rows, -1, False)
+    return total
 
 
 def sum_in_order(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

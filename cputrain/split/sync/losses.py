@@ -89,15 +89,21 @@ class WholeLoss(torch.autograd.Function):
         index: int,
         is_mean: bool,
     ) -> torch.Tensor:
-        gathered = context.all_gather(f"loss {index + 1}", total.detach(), weight)
-        whole_loss = torch.stack([value for value, _ in gathered]).sum(0)
-        ctx.weight = sum(value for _, value in gathered) if is_mean else 1.0
+        whole_loss: torch.Tensor
+        whole_loss, whole_weight = context.all_reduce(
+            f"loss {index + 1}", _whole, total.detach(), weight
+        )
+        ctx.weight = whole_weight if is_mean else 1.0
         return whole_loss / ctx.weight if is_mean else whole_loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         return gradient / ctx.weight, None, None, None, None
+
+
+def _whole(gathered: list[tuple[torch.Tensor, float]]) -> tuple[torch.Tensor, float]:
+    return torch.stack([total for total, _ in gathered]).sum(0), sum(part for _, part in gathered)
 
 
 def _num_elements(arguments: dict[str, Any]) -> float:
