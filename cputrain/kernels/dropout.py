@@ -65,7 +65,9 @@ class DropoutKernels:
         kept = torch.ones(1, dtype=data.dtype, device="cpu").div_(1 - probability)
         noise = torch.empty_like(data)
         # (in a forked child, torch too has one thread for so few: others would never start)
-        num_threads = max(1, min(num_exact_threads(), data.numel() // NUMBERS_OF_THREAD))
+        num_threads = max(
+            1, min(num_exact_threads(for_all=True), data.numel() // NUMBERS_OF_THREAD)
+        )
         arguments = _DropoutArguments(
             data.numel(), math.ceil(math.ldexp(1 - probability, NUM_BITS)),
             int.from_bytes(bytes(kept.view(torch.uint8).tolist()), "little"),

@@ -26,9 +26,14 @@ def use_cores(count: Callable[[], int] | None) -> None:
     _Cores.count = count
 
 
-def num_exact_threads() -> int:
-    """Return how many threads such a kernel takes when this thread calls it now."""
+def num_exact_threads(*, for_all: bool = False) -> int:
+    """Return how many threads such a kernel takes when this thread calls it now.
+
+    Args:
+        for_all: Whether it works for all replicas, if one of them calls it.
+    """
     num_threads = torch.get_num_threads()
-    if _Cores.count is None or threading.current_thread() is not threading.main_thread():
-        return num_threads  # (beside the main thread run those of replicas, on all cores)
+    is_alone = for_all or threading.current_thread() is threading.main_thread()
+    if _Cores.count is None or not is_alone:
+        return num_threads  # (beside a replica run others, on all cores)
     return max(num_threads, _Cores.count())

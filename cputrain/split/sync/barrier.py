@@ -6,7 +6,7 @@ import threading
 import time
 
 from cputrain.errors import PartsDiffer
-from cputrain.split.sync.turns import Gate, Turns
+from cputrain.split.sync.turns import Gate, ReplicaTurns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ReplicaBarrier:
         self.num_turns = parties if num_turns is None else num_turns
         """How many replicas run at a time."""
         self._lock = threading.Lock()
-        self._turns = Turns(self.num_turns)
+        self._turns = ReplicaTurns(self.num_turns)
         self._pending: dict[Hashable, _Rendezvous] = {}
         self._is_aborted = False
         self._finished: set[int] = set()

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (as torch's own documentation has it)
 
 from cputrain.errors import PartsDiffer
+from cputrain.runtime.replaced_builtin import ReplacedBuiltin
 from cputrain.split.execution.context import current_replica
 
 TYPE_CHECKING = False
@@ -279,7 +280,15 @@ def _feature_dropout(original: Function, context: ReplicaContext) -> Function:
 def _noise(context: ReplicaContext, like: torch.Tensor, p: float) -> torch.Tensor:
     """Return 0 with probability `p`, else 1 / (1 - p), which keeps the mean."""
     bernoulli = _original_of(torch.Tensor, "bernoulli_")
-    return draw_shard(context, like.detach(), lambda empty: bernoulli(empty, 1 - p).div_(1 - p), p)
+
+    def fill(empty: torch.Tensor) -> None:
+        dropout = torch._VF.dropout_
+        if type(dropout) is ReplacedBuiltin and empty.is_cpu:  # which draws the same numbers sooner
+            dropout(empty.fill_(1), p, True)
+        else:
+            bernoulli(empty, 1 - p).div_(1 - p)
+
+    return draw_shard(context, like.detach(), fill, p)
 
 
 def _fused_mask(context: ReplicaContext, like: torch.Tensor, p: float) -> torch.Tensor:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Turns:
+class ReplicaTurns:
     """A number of turns, handed from thread to thread in the order in which they ask.
 
     A semaphore would wake every thread of a barrier, most of them only to wait again.
