@@ -30,16 +30,19 @@ def stamp_of(tensors: Mapping[str, Tensor]) -> str:
 
 def stamp_of_models(models: Iterable[nn.Module]) -> str:
     """Return the stamp of a model's parameters and buffers, or of several models together."""
+    return stamp_of(state_of_models(models))
+
+
+def state_of_models(models: Iterable[nn.Module]) -> dict[str, Tensor]:
+    """Return a model's parameters and buffers by name; of several models with their numbers."""
     states = [
         {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
         for model in models
     ]
     if len(states) == 1:
-        return stamp_of(states[0])
-    return stamp_of(
-        {
-            f"{number}.{name}": value
-            for number, state in enumerate(states)
-            for name, value in state.items()
-        }
-    )
+        return states[0]
+    return {
+        f"{number}.{name}": value
+        for number, state in enumerate(states)
+        for name, value in state.items()
+    }

@@ -2,9 +2,9 @@
 
 A batch is a number of shards, whatever the cores. Each is computed by one thread, and so is all
 that is not in a model, but for kernels whose results do not depend on it: torch rounds differently
-for each number of threads. Gradients, statistics
-of batch norm and losses in a model are added up in the order of the shards, and random numbers
-are those of the whole batch, as in `cputrain.Split`. Those of Datasets are the batch's own.
+for each number of threads. Gradients, statistics of batch norm and losses in a model are added up
+in the order of the shards, and random numbers are those of the whole batch, as in `cputrain.Split`.
+Those of Datasets are the batch's own.
 """
 
 from __future__ import annotations
@@ -15,17 +15,11 @@ from cputrain.reproduce.stamp import NUM_SHOWN, stamp_of_models
 from cputrain.runtime.patching import Patch
 from cputrain.runtime.replicas import Replicas
 from cputrain.runtime.reproducible_loading import ReproducibleLoading
-from cputrain.runtime.root_forward import root_forward_of
+from cputrain.runtime.trained_models import TrainedModels
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
-    from typing import Any
-
-
-MAX_MODELS = 64
-"""Models that are kept for the stamp of their weights."""
 
 
 class ReproducibleTraining:
@@ -40,8 +34,6 @@ class ReproducibleTraining:
         self._torch = torch
         self._num_shards = num_shards
         self._num_threads = torch.get_num_threads()
-        self._models: dict[int, Any] = {}
-        """The models that were trained: their weights have a stamp at the end."""
         original = torch.set_num_threads
         original(1)
 
@@ -50,34 +42,24 @@ class ReproducibleTraining:
 
         self._patch = Patch(torch, "set_num_threads", set_num_threads)
         use_cores(_num_cores)
-        self._root_forward = root_forward_of(torch)
-        self._root_forward.add(self._note)
+        self._models = TrainedModels(torch)
+        """Their weights have a stamp at the end."""
         self._loading = ReproducibleLoading()
         self._replicas = Replicas(torch, num_shards, is_reproducible=True)
-
-    def _note(self, call: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if (
-            self._torch.is_grad_enabled()
-            and model.training
-            and len(self._models) < MAX_MODELS
-            and next(model.parameters(), None) is not None
-        ):
-            self._models.setdefault(id(model), model)
-        return call(model, *args, **kwargs)
 
     def describe(self) -> str:
         """Return how batches were sharded, and the stamp of the model's weights."""
         parts = [f"one thread for each of {counted(self._num_shards, 'shard')}"]
         if replicas := self._replicas.describe():
             parts.append(replicas)
-        if self._models:
-            parts.append(f"weights {stamp_of_models(self._models.values())[:NUM_SHOWN]}")
+        if len(self._models):
+            parts.append(f"weights {stamp_of_models(self._models)[:NUM_SHOWN]}")
         return ", ".join(parts)
 
     def undo(self) -> None:
         self._loading.undo()
         self._replicas.undo()
-        self._root_forward.remove(self._note)
+        self._models.undo()
         use_cores(None)
         self._patch.undo()
         self._torch.set_num_threads(self._num_threads)

@@ -106,9 +106,12 @@ class RootForward:
             patch = Patch(torch.export, "export", self._with_callbacks(original, original))
             self._patches.append(patch)
 
-    def add(self, interceptor: Interceptor) -> None:
-        """Add an interceptor of root calls; those added later run inside those added earlier."""
-        self._interceptors.append(interceptor)
+    def add(self, interceptor: Interceptor, *, first: bool = False) -> None:
+        """Add an interceptor of root calls, inside those added earlier; with `first`, around all.
+
+        Calls that an interceptor makes of its own, as of copies of a model, are seen inside it.
+        """
+        self._interceptors.insert(0 if first else len(self._interceptors), interceptor)
         function: Any = getattr(interceptor, "__func__", interceptor)
         skip_frames(uncounted(function).__code__)
         self._rebuild_chain()

@@ -45,6 +45,10 @@ def watch(torch: ModuleType) -> None:
         from cputrain.runtime.verifying import Verifier
 
         Verifier(torch, **arguments)
+    elif "stamps" in arguments:
+        from cputrain.runtime.stamping import StampRecorder
+
+        StampRecorder(torch, **arguments)
     elif "memory" in arguments:
         from cputrain.memory.recorder import MemoryRecorder
 

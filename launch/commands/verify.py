@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     Option(flag="--replicas", takes="N", help="shards of each batch (default: 2)"),
+    Option(
+        flag="--reproducible",
+        takes="N",
+        implied="16",
+        help="instead show stamps of the weights after each step with N shards (default: 16)",
+    ),
+    Option(flag="--isa", takes="WORD", help="with the instructions of cputrain launch --isa"),
+    Option(
+        flag="--against",
+        takes="STAMP",
+        help="compare the last stamp with that of another machine, or all with its --json file",
+    ),
     Option(flag="--steps", takes="N", help="optimizer steps to verify (default: 3)"),
     PYTHON_OPTION,
     Option(flag="--yes", help="run even if the files that the script writes cannot be discarded"),
@@ -29,11 +41,14 @@ COMMAND = Command(
     form="[options] script.py [its arguments]",
     files="*.py",
     summary="Runs a few steps of the script, and computes each batch whole and in shards, in "
-    "float64 and in float32. Outputs and gradients must be equal within rounding. Files that the "
+    "float64 and in float32. Outputs and gradients must be equal within rounding. With "
+    "--reproducible, it shows whether another machine trains with the same bits. Files that the "
     "script writes are discarded.",
     examples=(
         Example(line="cputrain verify train.py", does="two shards of each batch"),
         Example(line="cputrain verify --replicas 4 train.py", does="four"),
+        Example(line="cputrain verify --reproducible train.py", does="stamps, on one machine"),
+        Example(line="cputrain verify --against STAMP train.py", does="on another"),
     ),
     groups=(Group(title="Options", options=OPTIONS),),
 )
@@ -47,6 +62,10 @@ def main(argv: Sequence[str]) -> int:
     parsed = COMMAND.read(argv)
     if parsed is None:
         return 0
+    if parsed.has("--reproducible") or parsed.has("--against") or parsed.has("--isa"):
+        from cputrain.launch.first_steps import verify_first_steps
+
+        return verify_first_steps(parsed, COMMAND)
     models = _verify(parsed)
     if parsed.has("--json"):
         print(json.dumps({"schema_version": 1, "models": models}, indent=1))
