@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -177,6 +178,44 @@ def test_a_caught_ctrl_c_leaves_the_replicas_usable(run):
     said, errors = process.communicate(timeout=20)
     assert said == "well True\n", errors
     assert process.returncode == 0
+
+
+INTERRUPTED = """
+import torch
+from torch import nn
+from cputrain import Split
+torch.set_num_threads(1)
+whole = nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.Linear(256, 64), nn.Dropout(0.1))
+model = Split(whole, OPTIONS)
+x = torch.randn(64, 64)
+model(x).sum().backward()
+for _ in range(40):
+    try:
+        print("going", flush=True)
+        while True:
+            model(x).sum().backward()
+    except KeyboardInterrupt:
+        pass
+torch.manual_seed(3)
+result = model(x)
+result.sum().backward()
+torch.manual_seed(3)
+print("well", model.calls_divided > 3, torch.allclose(result, whole(x), atol=1e-5))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", ["replicas=2", "reproducible=2", "reproducible=7"])
+def test_forty_caught_ctrl_c_leave_the_replicas_usable(run, options):
+    """In forwards and backwards, and where more shards than cores wait for their turn."""
+    process = run(INTERRUPTED.replace("OPTIONS", options))
+    chance = random.Random(1)
+    for _ in range(40):
+        assert process.stdout.readline() == "going\n", process.stderr.read()
+        time.sleep(chance.uniform(0.02, 0.1))
+        process.send_signal(signal.SIGINT)
+    said, errors = process.communicate(timeout=60)
+    assert (said, errors, process.returncode) == ("well True True\n", "", 0)
 
 
 def test_a_script_that_ends_leaves_in_time_and_says_nothing(run):
