@@ -52,7 +52,7 @@ class IsaSetting(Setting[str | None]):
         """Return what the user set, if the CPU has it; the newest by default.
 
         Raises:
-            UsageError: The CPU has not, or MKL ignores it there.
+            UsageError: The CPU has not, MKL ignores it there, or a variable says otherwise.
         """
         user = request.setting(self.name)
         if user is None:
@@ -73,6 +73,15 @@ class IsaSetting(Setting[str | None]):
                 do=f"{self.flag} portable, here and on the other machine.",
             )
         variables = dict(zip(VARIABLES, VALUES[user.value], strict=True))
+        for name, value in variables.items():
+            theirs = request.environment.get(name, value)
+            if theirs != value:
+                raise UsageError(
+                    name,
+                    f"must be {value} or unset with {user.where} {user.value}",
+                    found=theirs,
+                    do=f"Try: unset {name}",
+                )
         return self.decision(
             user.value, f"instructions as of {user.value}", user=user, environment=variables
         )

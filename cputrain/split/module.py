@@ -282,7 +282,7 @@ def splitter_of(
         on_refused=tell,
         falls_back=falls_back,
         checks=ChecksByCalls() if is_reproducible else CheckSchedule(),
-        concurrency=Concurrency(num_cores()) if is_reproducible else None,
+        concurrency=Concurrency(min(num_cores(), count)) if is_reproducible and count else None,
     )
     return dispatcher
 

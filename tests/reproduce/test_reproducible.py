@@ -309,6 +309,17 @@ def test_a_mistake_is_one_message(tmp_path: Path, options: tuple[str, ...], mess
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR"])
+def test_a_variable_that_says_otherwise_is_one_message(tmp_path: Path, name: str) -> None:
+    path = str(script(tmp_path, "print(1)"))
+    done = launch(tmp_path, "--isa", "avx2", path, **{name: "default"})
+    assert done.returncode == 2
+    assert f"{name} must be " in done.stderr
+    assert f"or unset with --isa avx2; found default. Try: unset {name}" in done.stderr
+    same = launch(tmp_path, "--isa", "avx2", path, ATEN_CPU_CAPABILITY="avx2")
+    assert same.returncode == 0, same.stderr
+
+
 def test_double_backward_is_refused_by_name(tmp_path: Path) -> None:
     code = TRAINS.replace(".backward()", ".backward(create_graph=True)")
     done = launch(tmp_path, "--reproducible", "4", str(script(tmp_path, code)))

@@ -64,7 +64,7 @@ class Concurrency:
     """Numbers of shards that run at a time, in a forward and in a backward.
 
     Args:
-        num_cores: Cores that shards may run on.
+        num_cores: Cores that shards may run on, at most their number.
     """
 
     def __init__(self, num_cores: int) -> None:
