@@ -29,7 +29,14 @@ from cputrain.split.proof.read_names import ReadNames, kinds_of
 from cputrain.split.proof.refusal import CannotSplitError
 from cputrain.split.proof.search import FEWEST, RandomStates, find_sharding
 from cputrain.split.proof.watch import CheckSchedule
-from cputrain.split.sync import batch_norm, decisions, embeddings, losses, random_functions
+from cputrain.split.sync import (
+    batch_norm,
+    decisions,
+    embeddings,
+    losses,
+    random_functions,
+    recurrent,
+)
 from cputrain.split.sync.rng import SharedDraws
 
 TYPE_CHECKING = False
@@ -622,6 +629,7 @@ def exchange() -> None:
     with _lock:
         for place, name, make_patched in (
             *random_functions.replacements(),
+            *recurrent.replacements(),
             *batch_norm.replacements(),
             *embeddings.replacements(),
             *losses.replacements(),

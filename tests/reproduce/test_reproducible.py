@@ -77,10 +77,7 @@ def test_threads_and_allocators_change_no_bit(
 @pytest.mark.long
 def test_the_number_of_shards_changes_bits(tmp_path: Path, on_one_core: dict[str, str]) -> None:
     others = stamps(tmp_path, "--reproducible=3")
-    same = {name for name in NAMES if others[name] == on_one_core[name]}
-    assert same == {
-        "recurrent"
-    }  # undivided: an LSTM's dropout draws numbers in an order of its own
+    assert not [name for name in NAMES if others[name] == on_one_core[name]]
 
 
 TRAINS = """

@@ -71,9 +71,8 @@ CASES = {
     "Keeps sets self.kept": (lambda: Keeps(None), None),
     "Assigns sets self.average": (Assigns, None),
     "the operator mean in Averages reduces the batch": (Averages, None),
-    "cannot be divided (an nn.LSTM": (
-        lambda: nn.LSTM(4, 3, 2, dropout=0.5, batch_first=True),
-        lambda: torch.randn(9, 5, 4),
+    "cannot be divided (torch.multinomial": (
+        lambda: Of(lambda _, x: x * torch.multinomial(x.abs() + 1, 4)), None
     ),
     "compiled by torch.jit": (
         lambda: nn.Sequential(torch.jit.trace(nn.Linear(4, 4), torch.randn(2, 4))), None

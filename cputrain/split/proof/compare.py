@@ -15,7 +15,7 @@ from cputrain.split.execution.replica import Replica, home_of
 from cputrain.split.execution.replica_group import ReplicaGroup
 from cputrain.split.outputs import REDUCED, OutputLayout, leaves_of, shared_memory
 from cputrain.split.proof.backward_functions import graph_nodes
-from cputrain.split.proof.refusal import CannotSplitError
+from cputrain.split.proof.refusal import UNDIVIDED_DRAW, CannotSplitError
 from cputrain.split.sync.rng import Generators, ShardedDraw, SharedDraws, divided_dim
 
 TYPE_CHECKING = False
@@ -138,10 +138,7 @@ class ShardingComparison:
         for replica, before_attributes in zip(replicas, attributes, strict=True):
             _same_attributes(replica.model, before_attributes)
         if (spec is None and draws.unseen) or not generators.are(after):
-            raise CannotSplitError(
-                "it draws random numbers in a way that cannot be divided (an nn.LSTM or nn.GRU "
-                "with dropout does, for example)"
-            )
+            raise CannotSplitError(f"it {UNDIVIDED_DRAW}")
         self._first_replica = replicas[0].model
         self.spec = spec or ShardingSpec(
             together=self._infer_layout(structure, list(sizes), reduced),

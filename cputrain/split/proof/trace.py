@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cputrain.counting import counted
+from cputrain.split.proof.refusal import UNDIVIDED_DRAW
 from cputrain.split.proof.sharding import (
     Layout,
     MixesSamples,
@@ -335,10 +336,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded in func.tags and rule_of(func) is None:
             with self.naming_operator(name):
-                raise MixesSamples(
-                    "draws random numbers in a way that cannot be divided (an nn.LSTM or nn.GRU "
-                    "with dropout does, for example)"
-                )
+                raise MixesSamples(UNDIVIDED_DRAW)
         arguments = _bind_arguments(func, args, kwargs)
         layouts: dict[int, Layout] = {}
         follows = self._infers_layouts
