@@ -25,11 +25,13 @@ from cputrain.split.sync.barrier import BarrierAborted, ReplicaBarrier
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
 
     from cputrain.machine import Cpus
 
     Job = Callable[[], Any]
+
+    _T = TypeVar("_T")
 
 
 INTERRUPT_TIMEOUT_S = 10.0
@@ -203,14 +205,14 @@ class Executor:
         idle = deque(replica_threads)
 
         def run_all() -> None:
-            while waiting:
-                index, job = waiting.popleft()
+            while (entry := _next_of(waiting)) is not None:
+                index, job = entry
                 results.set_outcome(index, *_outcome_of(job))
-                del job
+                del job, entry  # keep nothing alive while waiting for the next call
 
         def begin() -> None:
-            if waiting and idle:
-                idle.popleft().submit(0, run_all, JobResults(1))
+            if waiting and (thread := _next_of(idle)) is not None:
+                thread.submit(0, run_all, JobResults(1))
 
         barrier.on_wait = begin
         with self._lock:
@@ -304,6 +306,14 @@ class InlineExecutor:
     def some(self, _indices: Sequence[int]) -> InlineExecutor:
         """Return this executor."""
         return self
+
+
+def _next_of(entries: deque[_T]) -> _T | None:
+    """Take the first entry; None if other threads have taken all."""
+    try:
+        return entries.popleft()
+    except IndexError:
+        return None
 
 
 def _outcome_of(job: Job) -> tuple[Any, BaseException | None]:
