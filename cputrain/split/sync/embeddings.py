@@ -2,6 +2,8 @@
 
 A gradient as large as the table, for every shard, takes longer than all else in models with large
 tables. The rows of all shards become one such gradient in the end.
+
+The operators are patched, and not torch.nn.functional: subclasses of tensors know its functions.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 from functools import wraps
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (as torch's own documentation has it)
 
 from cputrain.split.execution.context import current_replica
 
@@ -19,54 +20,39 @@ if TYPE_CHECKING:
     from typing import Any
 
     Function = Callable[..., Any]
-    Tensor = torch.Tensor
+
+NUM_ARGUMENTS = {"embedding": 5, "embedding_bag": 9}
+"""Number of arguments with which torch.nn.functional calls the operators."""
+
+MAX_MODE = 2
+"""The mode of embedding_bag that takes the largest value; its gradient has no rows."""
 
 
 def replacements() -> list[tuple[Any, str, Callable[[Function], Function]]]:
     """Return (owner, attribute name, function that wraps torch's) for each patched function."""
-    return [(F, "embedding", _embedding), (F, "embedding_bag", _embedding_bag)]
+    return [(torch, "embedding", _embedding), (torch, "embedding_bag", _embedding_bag)]
 
 
 def _embedding(original: Function) -> Function:
     @wraps(original)
-    def embedding(
-        input: Tensor,  # noqa: A002  (torch's name)
-        weight: Tensor,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-    ) -> Tensor:
-        if not (sparse or scale_grad_by_freq or max_norm is not None):
-            sparse = _takes_rows(input, weight)
-        return original(  # type: ignore[no-any-return]
-            input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
-        )
+    def embedding(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == NUM_ARGUMENTS["embedding"] and not kwargs:
+            table, indices, padding, by_frequency, is_sparse = args
+            if not (is_sparse or by_frequency) and _takes_rows(indices, table):
+                return original(table, indices, padding, by_frequency, True)
+        return original(*args, **kwargs)
 
     return embedding
 
 
 def _embedding_bag(original: Function) -> Function:
     @wraps(original)
-    def embedding_bag(
-        input: Tensor,  # noqa: A002  (torch's name)
-        weight: Tensor,
-        offsets: Tensor | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2,
-        scale_grad_by_freq: bool = False,
-        mode: str = "mean",
-        sparse: bool = False,
-        *rest: Any,
-        **named: Any,
-    ) -> Tensor:
-        if not (sparse or scale_grad_by_freq or max_norm is not None or mode == "max"):
-            sparse = _takes_rows(input, weight)
-        return original(  # type: ignore[no-any-return]
-            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, *rest,
-            **named,
-        )  # fmt: skip
+    def embedding_bag(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == NUM_ARGUMENTS["embedding_bag"] and not kwargs:
+            table, indices, offsets, by_frequency, mode, is_sparse, *rest = args
+            if not (is_sparse or by_frequency or mode == MAX_MODE) and _takes_rows(indices, table):
+                return original(table, indices, offsets, by_frequency, mode, True, *rest)
+        return original(*args, **kwargs)
 
     return embedding_bag
 
