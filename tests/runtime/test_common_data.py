@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,15 +41,28 @@ def data_anywhere(seed: int = 0, rows: int = ROWS) -> torch.Tensor:
     return torch.randint(-99, 99, (rows, 256), generator=generator, dtype=torch.int32)
 
 
-def data(seed: int = 0, rows: int = ROWS) -> torch.Tensor:
-    """Data in a mapping of its own: the heap may have a free block left that is large enough."""
+def in_a_mapping(make: Callable[[], Any], address_of: Callable[[Any], int]) -> Any:
+    """What is made in a mapping of its own: the heap may have a free block that is large enough."""
     in_heap = []
     while True:
-        tensor = data_anywhere(seed, rows)
-        size_and_flags = ctypes.c_size_t.from_address(tensor.data_ptr() - 8).value
-        if size_and_flags & IS_MMAPPED or tensor.nbytes < MIN_BYTES:
-            return tensor
-        in_heap.append(tensor)
+        made = make()
+        size_and_flags = ctypes.c_size_t.from_address(address_of(made) - 8).value
+        if size_and_flags & IS_MMAPPED or made.nbytes < MIN_BYTES:
+            return made
+        in_heap.append(made)
+
+
+def data(seed: int = 0, rows: int = ROWS) -> torch.Tensor:
+    made: torch.Tensor = in_a_mapping(lambda: data_anywhere(seed, rows), torch.Tensor.data_ptr)
+    return made
+
+
+def array() -> np.ndarray[Any, Any]:
+    """An array with memory of its own."""
+    made: np.ndarray[Any, Any] = in_a_mapping(
+        lambda: data_anywhere().numpy().copy(), lambda made: made.ctypes.data
+    )
+    return made
 
 
 def pages_of(tensor: torch.Tensor) -> dict[str, int]:
@@ -136,8 +149,8 @@ class Images:
 OWNERS: dict[str, Any] = {
     "tensor": data,
     "view": lambda: data()[100:200, 3],
-    "array": lambda: data().numpy().copy(),
-    "view of an array": lambda: data().numpy().copy()[1:].T,
+    "array": array,
+    "view of an array": lambda: array()[1:].T,
     "TensorDataset": lambda: TensorDataset(data(0), data(1)),
     "Subset": lambda: Subset(TensorDataset(data()), range(5)),
     "ConcatDataset": lambda: ConcatDataset([TensorDataset(data(0)), TensorDataset(data(1))]),
