@@ -158,6 +158,14 @@ def test_a_shard_that_leaves_without_a_rendezvous_is_named(executor: Executor) -
 def test_the_number_is_halved_while_that_is_faster(seconds: dict[int, float], fastest: int) -> None:
     count = FastestCount(max(seconds))
     for step in range(60):
-        slower = 1.0 + step % 3  # but for one step of three
+        slower = 1.0 + 0.2 * (step % 3)  # but for one step of three
         count.record(count.count, seconds[count.count] * slower)
     assert count.count == fastest
+
+
+def test_a_number_that_is_clearly_slower_is_given_up_at_once() -> None:
+    count = FastestCount(4)
+    while count.count == 4:
+        count.record(4, 1.0)
+    count.record(2, 1.6)
+    assert count.count == 4

@@ -15,6 +15,9 @@ NUM_STEPS = 3
 MIN_GAIN = 1.05
 """How many times faster half as many must be to be tried further."""
 
+CLEARLY_SLOWER = 1.5
+"""How many times slower a single step must be for its number to be given up."""
+
 
 class FastestCount:
     """Halves the number of shards that run at a time for as long as that is faster.
@@ -40,6 +43,9 @@ class FastestCount:
             sample_s: Seconds for each sample of the batch.
         """
         if self._is_known or count != self.count:
+            return
+        if sample_s > CLEARLY_SLOWER * self._best_s:
+            self.count, self._is_known = self._best, True
             return
         if self._num_skipped:
             self._num_skipped -= 1
