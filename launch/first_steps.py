@@ -8,6 +8,7 @@ import re
 
 from cputrain.errors import UsageError
 from cputrain.launch.options import whole_number
+from cputrain.reproduce import NUM_SHOWN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ NUM_STEPS, NUM_SHARDS = "3", "16"
 
 STAMP = re.compile(r"[0-9a-f]{8,64}")
 """A stamp, or its first digits."""
-
-NUM_SHOWN = 16
-"""Digits of a stamp that a line shows."""
 
 
 def verify_first_steps(parsed: Parsed, command: Command) -> int:

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-NUM_SHOWN = 16
-"""Digits of a stamp that a line shows."""
-
 
 def stamp_of(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of tensors with their names, whatever their order, in hexadecimal."""

@@ -8,8 +8,6 @@ tensors' shapes, its FLOPs and its bytes.
 from __future__ import annotations
 
 import atexit
-import json
-import os
 import time
 
 from cputrain.runtime.counters import Counters, other_cpu_seconds
@@ -17,6 +15,7 @@ from cputrain.runtime.loader_clock import LoaderClock
 from cputrain.runtime.operators import OperatorTrace
 from cputrain.runtime.patching import Patch, never_compile
 from cputrain.runtime.trial import end_process
+from cputrain.runtime.trial_document import TrialDocument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,9 +57,8 @@ class Observer:
         )
 
         self._torch = torch
-        self._fd = fd
+        self._document = TrialDocument(fd)
         self._max_steps, self._num_traced, self._max_s = diagnose, traced, seconds
-        self._pid = os.getpid()
         self._loaders = LoaderClock()
         self._operators = OperatorTrace(torch)
         self._counters = Counters()
@@ -158,9 +156,8 @@ class Observer:
             self._operators.new_step()
 
     def _write(self, reason: str) -> None:
-        if os.getpid() != self._pid or self._fd < 0:
+        if not self._document.is_due:
             return
-        fd, self._fd = self._fd, -1
         num_optimizers = max(1, len(self._optimizers))
         traced = self._count / num_optimizers if self._stage == "traced" else 0
         document = {
@@ -171,8 +168,7 @@ class Observer:
             "loaders": sorted(self._loaders.kinds), "others_traced": self._other_cpus_traced,
             **self._operators.document(),
         }  # fmt: skip
-        with open(fd, "w", encoding="utf-8") as file:
-            json.dump(document, file)
+        self._document.write(document)
 
 
 def _describe(optimizer: Any) -> dict[str, Any]:

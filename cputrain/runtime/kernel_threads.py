@@ -29,12 +29,10 @@ class KernelThreads:
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self._set: Callable[[int], None] | None = None
-        self._is_known = False
 
     def can_limit(self) -> bool:
         """Return whether `single` works here; False with another backend than OpenMP."""
-        if not self._is_known:
-            self._set, self._is_known = _find_setter(self._torch), True
+        self._set = _find_setter(self._torch)
         return self._set is not None
 
     @contextmanager

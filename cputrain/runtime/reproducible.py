@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from cputrain.counting import counted
 from cputrain.kernels.threads import use_cores
-from cputrain.reproduce.stamp import NUM_SHOWN, stamp_of_models
+from cputrain.reproduce import NUM_SHOWN
+from cputrain.reproduce.stamp import stamp_of_models
 from cputrain.runtime.patching import Patch
 from cputrain.runtime.replicas import Replicas
 from cputrain.runtime.reproducible_loading import ReproducibleLoading

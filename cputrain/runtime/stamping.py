@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import json
-import os
 
 from cputrain.reproduce.stamp import stamp_of, state_of_models
 from cputrain.runtime.trained_models import TrainedModels
 from cputrain.runtime.trial import end_process, seed
+from cputrain.runtime.trial_document import TrialDocument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,10 +27,9 @@ class StampRecorder:
     def __init__(self, torch: ModuleType, *, fd: int, stamps: int) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._fd = fd
+        self._document = TrialDocument(fd)
         self._num_steps = stamps
         self._version = str(torch.__version__)
-        self._pid = os.getpid()
         self._models = TrainedModels(torch)
         self._steps: list[dict[str, Any]] = []
         seed(torch)
@@ -47,8 +45,5 @@ class StampRecorder:
             end_process()
 
     def _write(self) -> None:
-        if os.getpid() != self._pid or self._fd < 0:
-            return
-        fd, self._fd = self._fd, -1
-        with open(fd, "w", encoding="utf-8") as file:
-            json.dump({"torch": self._version, "steps": self._steps} if self._steps else {}, file)
+        document = {"torch": self._version, "steps": self._steps}
+        self._document.write(document if self._steps else {})

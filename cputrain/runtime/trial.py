@@ -15,6 +15,7 @@ import time
 from cputrain import variables
 from cputrain.runtime.loader_clock import LoaderClock
 from cputrain.runtime.patching import Patch, never_compile
+from cputrain.runtime.trial_document import TrialDocument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,13 +87,12 @@ class StepRecorder:
         begun: float,
         disturbed: bool,
     ) -> None:
-        self._fd = fd
+        self._document = TrialDocument(fd)
         self._warmup = warmup
         self._max_timed = steps
         self._seconds = seconds
         self._num_losses_wanted = losses
         self._started_at = begun
-        self._pid = os.getpid()
         self._times: list[float] = []
         self._waits: list[float] = []
         self._losses: list[float] = []
@@ -159,7 +159,7 @@ class StepRecorder:
         replace(places, "scaled_dot_product_attention", note)
 
     def _write(self, reason: str) -> None:
-        if os.getpid() != self._pid or self._fd < 0:
+        if not self._document.is_due:
             return
         document = {
             "how": reason,
@@ -172,9 +172,7 @@ class StepRecorder:
             "warmup": self._warmup,
             "peak_rss_bytes": _peak_rss_bytes(),
         }
-        fd, self._fd = self._fd, -1
-        with open(fd, "w", encoding="utf-8") as file:
-            json.dump(document, file)
+        self._document.write(document)
 
     def _seconds_before_timed(self) -> float | None:
         """Return the seconds before timed steps (loading, compiling, warm-up); None without any."""

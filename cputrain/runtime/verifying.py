@@ -7,12 +7,11 @@ optimizer steps the comparisons are written as JSON and the run ends.
 from __future__ import annotations
 
 import atexit
-import json
-import os
 import weakref
 
 from cputrain.runtime.root_forward import root_forward_of
 from cputrain.runtime.trial import end_process, seed
+from cputrain.runtime.trial_document import TrialDocument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,10 +33,9 @@ class Verifier:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._torch = torch
-        self._fd = fd
+        self._document = TrialDocument(fd)
         self._num_replicas = verify
         self._num_steps_left = steps
-        self._pid = os.getpid()
         self._indices: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._results: list[Any] = []
         seed(torch)
@@ -66,8 +64,6 @@ class Verifier:
             end_process()
 
     def _write(self) -> None:
-        if os.getpid() != self._pid or self._fd < 0:
-            return
-        fd, self._fd = self._fd, -1
-        with open(fd, "w", encoding="utf-8") as file:
-            json.dump([{**result.as_json(), "good": result.good} for result in self._results], file)
+        if self._document.is_due:
+            results = [{**result.as_json(), "good": result.good} for result in self._results]
+            self._document.write(results)
