@@ -7,5 +7,6 @@ from __future__ import annotations
 
 import cputrain.opencl.registration  # noqa: F401  (registers the device)
 from cputrain.opencl.fallback import Fallback, fallbacks, reset_fallbacks
+from cputrain.opencl.graphs.graph import Graph
 
-__all__ = ["Fallback", "fallbacks", "reset_fallbacks"]
+__all__ = ["Fallback", "Graph", "fallbacks", "reset_fallbacks"]

@@ -155,6 +155,21 @@ class Stats(Record):
     """Maximum of `allocated` so far."""
 
 
+class Pin:
+    """Memory that graphs use.
+
+    Args:
+        buffer: Its buffer.
+    """
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+        self.count = 0
+        """Number of graphs."""
+        self.released: Block | None = None
+        """The block, once no tensor is in it."""
+
+
 class Device:
     """An OpenCL device with an in-order command queue and a caching allocator."""
 
@@ -181,6 +196,8 @@ class Device:
         self.local_bytes = int(cl_device.local_mem_size)
         self.num_units = int(cl_device.max_compute_units)
         self.has_double = "cl_khr_fp64" in cl_device.extensions.split()
+        self.pinned: dict[int, Pin] = {}
+        """By the id of a buffer: what graphs use, and the allocator gives to no other tensor."""
         self._free: dict[int, list[tuple[Any, Any]]] = {}
         self._allocated = self._reserved = self._peak = 0
         self._is_owner = True
@@ -230,6 +247,8 @@ class Device:
             memory.copy, memory.calls_since_upload = host_copy, None
             memory.__class__ = HostDirty
             UploadStats.has_host_dirty = True
+        if id(raw_buffer(memory)) in self.pinned:  # a graph reads it without asking
+            self.upload(memory)
 
     def upload(self, memory: DeviceMemory) -> None:
         """Upload the newer host copy of host-dirty memory."""
@@ -293,6 +312,9 @@ class Device:
     def release(self, block: Block) -> None:
         """Put a block into the cache: commands enqueued from now on may reuse it."""
         size, buffer, host = block
+        if self.pinned and id(buffer) in self.pinned:
+            self.pinned[id(buffer)].released = block
+            return
         self._allocated -= size
         if self.should_poison and not is_finalizing():
             _fill(self.queue, buffer, NAN_BYTES, 0, size)
@@ -300,6 +322,21 @@ class Device:
         if cached is None:
             cached = self._free[size] = []
         cached.append((buffer, host))
+
+    def pin(self, buffers: Sequence[Any]) -> None:
+        """Keep the memory of buffers from other tensors until `unpin`, also when theirs are gone."""
+        for buffer in buffers:
+            self.pinned.setdefault(id(buffer), Pin(buffer)).count += 1
+
+    def unpin(self, buffers: Sequence[Any]) -> None:
+        """Undo one `pin` of each of these buffers."""
+        for buffer in buffers:
+            pin = self.pinned[id(buffer)]
+            pin.count -= 1
+            if not pin.count:
+                del self.pinned[id(buffer)]
+                if pin.released is not None:
+                    self.release(pin.released)
 
     def _disable_after_fork(self) -> None:
         self._is_owner = False

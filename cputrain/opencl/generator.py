@@ -62,12 +62,12 @@ class Generator:
             seed = self._seed = self.initial_seed()
             first, self._offset = self._offset, self._offset + count
         if TRACING.recorder is not None:
-            seed, first = _TracedInt(seed), _TracedInt(first)
+            seed, first = TracedInt(seed), TracedInt(first)
             TRACING.recorder.record_draw(self, count, seed, first)
         return seed, first
 
 
-class _TracedInt(int):
+class TracedInt(int):
     """An int with its own identity, by which the recorder finds it among kernel arguments."""
 
 

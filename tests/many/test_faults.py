@@ -212,6 +212,6 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
 def test_supervisors_end_with_their_jobs(tmp_path: Path) -> None:
     script(tmp_path, "import os\nopen('runs', 'a').write('x')\n")
     assert many(tmp_path, "--grid", "seed=0..3", "x.py").returncode == 0
-    assert not processes_with("supervisor.py")
+    assert not processes_with(str(tmp_path))
     assert not list((tmp_path / "many-x" / "progress").iterdir())
     assert os.path.getsize(tmp_path / "many-x" / "lock") == 0

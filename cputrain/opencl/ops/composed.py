@@ -140,3 +140,17 @@ def pad(self: Tensor, pad: Any, value: Any = 0) -> Any:
         target = target.narrow(dim, max(0, before), inner.size(dim))
     target.copy_(inner)
     return out
+
+
+@kernel(aten.repeat.default)
+def repeat(self: Tensor, repeats: Any) -> Any:
+    """Copy the tensor side by side: expanded to a dimension of copies before each of its own."""
+    if len(repeats) < self.dim() or min(repeats, default=1) < 0:
+        return NotImplemented
+    size = (1,) * (len(repeats) - self.dim()) + tuple(self.size())
+    expanded = self.reshape([number for length in size for number in (1, length)]).expand(
+        [number for pair in zip(repeats, size, strict=True) for number in pair]
+    )
+    out = self.new_empty([count * length for count, length in zip(repeats, size, strict=True)])
+    out.view(expanded.size()).copy_(expanded)
+    return out

@@ -73,6 +73,8 @@ def _register(operator: Any, expression: str, *, in_place: bool) -> None:
                 continue
             if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
                 lists[role] = value
+                if _are_numbers(value) and not _are_numbers(arguments_by_name["self"]):
+                    single.append(role)
             elif isinstance(value, (list, tuple)):
                 per_tensor[role] = value
             elif isinstance(value, OclTensor):
@@ -101,6 +103,11 @@ def _register(operator: Any, expression: str, *, in_place: bool) -> None:
         return None if in_place else list(out)
 
 
+def _are_numbers(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether all tensors have no dimension and one dtype."""
+    return not any(map(torch.Tensor.dim, tensors)) and len({each.dtype for each in tensors}) == 1
+
+
 for _name, _expression in FOREACH_EXPRESSIONS.items():
     for _suffix in ("", "_"):
         _packet = getattr(aten, f"_foreach_{_name}{_suffix}")
@@ -116,6 +123,17 @@ def norms(self: Sequence[Any], ord: Any = 2, dtype: Any = None) -> Any:  # noqa:
     if dtype is not None or not all(isinstance(tensor, OclTensor) for tensor in self):
         return NotImplemented
     return [torch.linalg.vector_norm(tensor, ord) for tensor in self]
+
+
+@kernel(aten._foreach_pow.ScalarAndTensor)
+def powers(self: Any, exponent: Sequence[Any]) -> Any:
+    """Return a number to the power of each tensor."""
+    base = scalar_of(self)
+    if base is None or isinstance(base, complex) or not are_uniform({"EXPONENT": exponent}):
+        return NotImplemented
+    out = [like(tensor, None, None) for tensor in exponent]
+    run_each("OUT = pow(BASE, EXPONENT);", {"OUT": out, "EXPONENT": exponent}, {"BASE": base})
+    return out
 
 
 GRADIENT = "T g = MAXIMIZE != 0 ? -GRAD : GRAD; "

@@ -17,6 +17,7 @@ from cputrain.opencl.generator import generator_of
 from cputrain.opencl.ops.factories import like
 from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import is_dense, is_partial_alias
+from cputrain.opencl.ops.factories import empty_like
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
 from cputrain.opencl.types import NAMES, SCALARS, are_supported, can_represent
@@ -55,6 +56,18 @@ def normal_(self: OclTensor, mean: float = 0, std: float = 1, *, generator: Any 
     return _fill_random(
         "normal", self, generator, self.dtype, [scalar_type(mean), scalar_type(std)]
     )
+
+
+@kernel(aten.rand_like.default)
+def rand_like(self: OclTensor, **options: Any) -> Any:
+    """Return samples of a uniform distribution from 0 to 1, in a tensor like this one."""
+    return uniform_(out) if (out := empty_like(self, **options)) is not NotImplemented else out
+
+
+@kernel(aten.randn_like.default)
+def randn_like(self: OclTensor, **options: Any) -> Any:
+    """Return samples of the standard normal distribution, in a tensor like this one."""
+    return normal_(out) if (out := empty_like(self, **options)) is not NotImplemented else out
 
 
 @kernel(aten.bernoulli_.float)

@@ -1,0 +1,150 @@
+"""Capture: a device whose launches are written down instead of enqueued."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from cputrain.opencl.device import Device, DeviceMemory, OperatorScope
+from cputrain.opencl.generator import Generator, TracedInt, generator_of
+from cputrain.opencl.graphs.launch_list import Launch, Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cputrain.opencl.device import Block
+
+
+class Draw(NamedTuple):
+    """Random numbers that a captured operator draws, and where its launches take their position."""
+
+    count: int
+    seeds: tuple[Slot, ...]
+    offsets: tuple[Slot, ...]
+
+
+class Capture:
+    """What operators of one thread launch on a device between `begin` and `end`.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.thread = threading.get_ident()
+        self.launches: list[Launch] = []
+        self.drawn: list[tuple[int, int, int]] = []
+        """Of each draw its count, its seed and its offset, which launches hold as they are."""
+        self.freed: dict[int, list[Block]] = {}
+        """Blocks that were released meanwhile, by size; they are reused by what is captured."""
+        self._generator = generator_of(device.index)
+        self._random_state = self._generator.get_state()
+
+    def begin(self) -> None:
+        """Let the device's launches be captured."""
+        CAPTURES[self.device] = self
+        GENERATORS[self._generator] = self
+        self.device.__class__ = CapturingDevice
+        self._generator.__class__ = CapturingGenerator
+
+    def end(self) -> list[Any]:
+        """Let the device enqueue again, and return the buffers of launches, which are pinned.
+
+        Random numbers go on where they were before `begin`.
+        """
+        self.device.__class__ = Device
+        self._generator.__class__ = Generator
+        self._generator.set_state(self._random_state)
+        del CAPTURES[self.device], GENERATORS[self._generator]
+        buffers = self._buffers()
+        self.device.pin(buffers)
+        for blocks in self.freed.values():
+            for block in blocks:
+                self.device.release(block)
+        return buffers
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Return whether the calling thread is the one whose operators are captured."""
+        return threading.get_ident() == self.thread
+
+    def _buffers(self) -> list[Any]:
+        """Return the writable buffers that launches use, each once."""
+        arguments = (value for launch in self.launches for value in launch.arguments)
+        writable = filter(self.device.is_writable_buffer, arguments)
+        return list({id(buffer): buffer for buffer in writable}.values())
+
+    def draws(self) -> list[Draw]:
+        """Return the draws of random numbers, with the arguments that depend on them."""
+        slots: dict[int, list[Slot]] = {}
+        for number, launch in enumerate(self.launches):
+            for index, value in enumerate(launch.arguments):
+                if type(value) is TracedInt:
+                    slots.setdefault(id(value), []).append(Slot(number, index))
+        return [
+            Draw(count, tuple(slots.get(id(seed), ())), tuple(slots.get(id(first), ())))
+            for count, seed, first in self.drawn
+        ]
+
+
+CAPTURES: dict[Device, Capture] = {}
+"""The capture of each device that is capturing."""
+
+GENERATORS: dict[Generator, Capture] = {}
+"""The same by the device's generator."""
+
+
+class CapturingDevice(Device):
+    """A device while launches of one thread are captured; those of others are enqueued."""
+
+    def allocate(self, size: int, used: int) -> DeviceMemory:
+        capture = CAPTURES[self]
+        freed = capture.freed.get(size)
+        if freed and capture.is_of_this_thread:
+            super().release(freed.pop())  # (into the cache, of which the newest block is taken)
+        return super().allocate(size, used)
+
+    def run(
+        self, kernel: Any, global_size: Any, local_size: Any, arguments: Sequence[Any]
+    ) -> None:
+        capture = CAPTURES[self]
+        if capture.is_of_this_thread:
+            capture.launches.append(Launch(kernel, global_size, local_size, tuple(arguments)))
+        else:
+            super().run(kernel, global_size, local_size, arguments)
+
+    def release(self, block: Block) -> None:
+        capture = CAPTURES[self]
+        if id(block[1]) in self.pinned or not capture.is_of_this_thread:
+            super().release(block)
+        else:
+            capture.freed.setdefault(block[0], []).append(block)
+
+    def finish(self) -> None:
+        refuse(f"ocl:{self.index} cannot wait for its commands")
+        super().finish()
+
+
+class CapturingGenerator(Generator):
+    """A generator while a graph is captured: its numbers can be told among launches' arguments."""
+
+    def reserve(self, count: int) -> tuple[int, int]:
+        seed, first = super().reserve(count)
+        capture = GENERATORS[self]
+        if capture.is_of_this_thread:
+            if type(seed) is not TracedInt:
+                seed, first = TracedInt(seed), TracedInt(first)
+            capture.drawn.append((count, seed, first))
+        return seed, first
+
+
+def refuse(what: str) -> None:
+    """Raise an error if the calling thread is captured."""
+    if any(capture.is_of_this_thread for capture in CAPTURES.values()):
+        raise RuntimeError(
+            f"{what} while a graph is captured: operators are written down and have no values yet. "
+            "Read values, copy from the CPU, and call operators without an OpenCL kernel before "
+            "capture_begin() or after capture_end()."
+        )
