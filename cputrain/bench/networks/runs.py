@@ -22,9 +22,22 @@ NUM_WARM_UP_STEPS = 3
 def run(names: Sequence[str], device: str, batch: int, side: int, steps: int) -> dict[str, Any]:
     """Return the device's name, and each network's step times, host times and first loss.
 
+    Args:
+        names: Names of the networks.
+        device: Name of the device; with "+graph", steps are captured and replayed.
+        batch: Number of images of a step.
+        side: Height and width of images.
+        steps: Number of steps that are timed.
+
     Raises:
         UsageError: The device is not available.
     """
+    device, _, mode = device.partition("+")
+    if mode not in ("", "graph") or (mode and not device.startswith("ocl")):
+        raise UsageError(
+            "--devices", "must be names of devices, of which ocl+graph has captured steps",
+            found=f"{device}+{mode}",
+        )  # fmt: skip
     if device.startswith("ocl"):
         import cputrain.opencl  # noqa: F401  (registers the device)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -43,14 +56,18 @@ def run(names: Sequence[str], device: str, batch: int, side: int, steps: int) ->
             else device_module.get_device_name(torch_device)
         ),
         "networks": {
-            name: _train(name, torch_device, batch, side, steps, device_module) for name in names
+            name: _train(
+                name, torch_device, batch, side, steps, device_module, is_captured=bool(mode)
+            )
+            for name in names
         },
     }  # fmt: skip
 
 
 def _train(
-    name: str, torch_device: torch.device, batch: int, side: int, steps: int, device_module: Any
-) -> dict[str, Any]:
+    name: str, torch_device: torch.device, batch: int, side: int, steps: int, device_module: Any,
+    *, is_captured: bool,
+) -> dict[str, Any]:  # fmt: skip
     torch.manual_seed(0)
     model = build_network(name)
     model.train()
@@ -59,17 +76,24 @@ def _train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     synchronize: Callable[[], None] = getattr(device_module, "synchronize", lambda: None)
 
-    def step() -> torch.Tensor:
+    def eager_step() -> torch.Tensor:
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
 
-    first_loss = step().item()
+    step: Callable[[], object] = eager_step
+    first_loss = eager_step().item()
     for _ in range(NUM_WARM_UP_STEPS - 1):
-        step()
+        eager_step()
     synchronize()
+    if is_captured:
+        from cputrain.opencl import Graph
+
+        with Graph() as graph:
+            step()
+        step = graph.replay
     seconds, host_seconds = [], []
     for _ in range(steps):
         start_s = time.perf_counter()
