@@ -37,8 +37,9 @@ class SharedCacheState:
     _close = staticmethod(os.close)
 
     def __init__(self, descriptor: int, num_slots: int) -> None:
-        self._descriptor, self._num_slots = descriptor, num_slots
+        self._num_slots = num_slots
         self._map = mmap.mmap(descriptor, self._SLOTS + num_slots * self._SLOT)
+        self._descriptor = descriptor  # (last: one that cannot be mapped is closed by `create`)
         self._view = memoryview(self._map)
         self._hits = self._view[self._SLOTS :].cast("Q")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,18 +23,19 @@ _libraries: list[Any] = []
 def import_torchvision_models() -> Any:
     """Import and return torchvision.models.
 
-    A CUDA build of torchvision beside a CPU build of torch cannot load its operators, but uses the
-    schemas of two of them during import; these are defined here.
+    A torchvision that was built for another torch cannot load its operators, but uses the schemas
+    of two of them during import; these are defined here.
 
     Raises:
         NotFound: torchvision is not installed.
     """
-    if find_spec("torchvision") is None:
+    package = find_spec("torchvision")
+    if package is None or package.origin is None:
         raise NotFound(
             "the package torchvision", "must be installed, as it defines the networks",
             do="pip install torchvision, in the version that matches torch.",
         )  # fmt: skip
-    if torch.version.cuda is None and not _libraries:
+    if not _libraries and not _has_operators(Path(package.origin).parent):
         library_class: Any = torch.library.Library
         library = library_class("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
@@ -42,6 +44,16 @@ def import_torchvision_models() -> Any:
     from torchvision import models
 
     return models
+
+
+def _has_operators(folder: Path) -> bool:
+    """Return whether the operators in torchvision's folder were built for this torch."""
+    try:
+        for library in folder.glob("_C*.so"):
+            torch.ops.load_library(library)
+    except OSError:
+        return False
+    return hasattr(torch.ops.torchvision, "nms")
 
 
 def build_network(name: str, *, classes: int = 1000) -> nn.Module:
