@@ -29,5 +29,8 @@ OCL_FALLBACK = "CPUTRAIN_OCL_FALLBACK"
 OCL_TUNE = "CPUTRAIN_OCL_TUNE"
 """Whether kernels are measured; "0" takes the first candidate."""
 
+OCL_GRAPHS = "CPUTRAIN_OCL_GRAPHS"
+"""Whether calls of models on an OpenCL device are replayed; "0" has them made as written."""
+
 AT_PROCESS_START = frozenset({"LD_PRELOAD"})
 """Variables of the dynamic linker: the launcher sets them, and sitecustomize removes them."""

@@ -20,7 +20,7 @@ from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from cputrain.opencl.fallback_policy import CallsSinceUpload
@@ -39,6 +39,10 @@ MIN_BLOCK_BYTES = 512
 
 NAN_BYTES = b"\xff" * 8
 """Byte pattern that is NaN in every floating-point dtype."""
+
+
+SHORTAGE_HOOKS: list[Callable[[Device], bool]] = []
+"""Called when a device has no memory left; they return whether they have given some back."""
 
 
 class DeviceMemory:
@@ -281,7 +285,7 @@ class Device:
                 else (self._create_buffer(size), None)
             )
         except (cl().Error, MemoryError) as error:  # (or the driver limits the size of a buffer)
-            if any(self._free.values()):
+            if any(self._free.values()) or any([hook(self) for hook in SHORTAGE_HOOKS]):
                 self.empty_cache()
                 return self._create_block(size)
             raise out_of_memory_error(self, size) from error

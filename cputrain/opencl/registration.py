@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import wraps
 from typing import Any
 
@@ -14,7 +15,9 @@ from cputrain.opencl.device import devices
 from cputrain.opencl.fallback import FallbackSummary, run_on_cpu
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.tensor import OclTensor, device_index_of, empty, fill, on_host
+from cputrain.runtime.root_forward import root_forward_of
 from cputrain.runtime.state import NOW
+from cputrain.variables import OCL_GRAPHS
 
 NAME = "ocl"
 """Name of the device type in torch."""
@@ -61,6 +64,8 @@ def register() -> None:
     tensor_class.pin_memory = _patch_pin_memory(tensor_class.pin_memory)
     files.register(NAME)
     NOW.applied[NAME] = FallbackSummary()
+    if os.environ.get(OCL_GRAPHS) != "0":
+        replay_calls()
     type_lists: tuple[Any, ...] = (_foreach_supported_types, optimizers_types)
     for types in type_lists:  # else optimizers loop over single tensors
         types.append(OclTensor)
@@ -68,6 +73,15 @@ def register() -> None:
     autocast.__init__ = disable_autocast(autocast.__init__, NAME)
     module_class: Any = torch.nn.Module
     module_class._apply = _patch_module_apply(module_class._apply)
+
+
+def replay_calls() -> None:
+    """Have calls of models that are the same in each step replayed."""
+    from cputrain.opencl.graphs.graphed_models import GraphedModels
+
+    graphed = GraphedModels()
+    NOW.applied[f"{NAME} graphs"] = graphed
+    root_forward_of(torch).add(graphed.call_model)
 
 
 def _empty(

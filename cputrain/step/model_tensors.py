@@ -13,7 +13,7 @@ from cputrain.step.batches import layout_of
 from cputrain.step.script_values import ScriptValues
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
     from cputrain.step.script_values import TensorPlace
@@ -41,6 +41,7 @@ class ModelTensors:
         module: The module.
         functions: Functions beside the module whose plain values are assumed, too.
         has_attributes: Whether tensors that are other attributes belong to them.
+        memory: What remembers where tensors are, by default on the CPU.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ModelTensors:
         functions: Iterable[Any] = (),
         *,
         has_attributes: bool = True,
+        memory: Callable[[list[Tensor]], Any] | None = None,
     ) -> None:
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
         """Parameters by name."""
@@ -92,7 +94,7 @@ class ModelTensors:
         """Parameters, buffers, and attributes."""
         self.unchanged: list[Tensor] = [*self.parameters.values(), *self.attributes.values()]
         """Those that a forward does not change."""
-        self._memory = TensorMemory(self.tensors)
+        self._memory = (memory or TensorMemory)(self.tensors)
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -39,6 +39,8 @@ class Capture:
         """Of each draw its count, its seed and its offset, which launches hold as they are."""
         self.freed: dict[int, list[Block]] = {}
         """Blocks that were released meanwhile, by size; they are reused by what is captured."""
+        self.born: dict[int, int] = {}
+        """By a buffer's id: how many launches there were when its memory was allocated last."""
         self._generator = generator_of(device.index)
         self._random_state = self._generator.get_state()
 
@@ -101,10 +103,13 @@ class CapturingDevice(Device):
 
     def allocate(self, size: int, used: int) -> DeviceMemory:
         capture = CAPTURES[self]
-        freed = capture.freed.get(size)
-        if freed and capture.is_of_this_thread:
+        if not capture.is_of_this_thread:
+            return super().allocate(size, used)
+        if freed := capture.freed.get(size):
             super().release(freed.pop())  # (into the cache, of which the newest block is taken)
-        return super().allocate(size, used)
+        memory = super().allocate(size, used)
+        capture.born[id(memory.buffer)] = len(capture.launches)
+        return memory
 
     def run(
         self, kernel: Any, global_size: Any, local_size: Any, arguments: Sequence[Any]

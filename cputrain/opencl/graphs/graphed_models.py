@@ -1,0 +1,323 @@
+"""Models on an OpenCL device: calls that were the same for some steps are replayed.
+
+A root call of a model in training launches the same kernels in each step, forward and backward.
+After some steps they are captured, and a call is one list of launches: the Python of torch's
+dispatch, which takes longer than most kernels, is not run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree as tree
+
+from cputrain.counting import counted
+from cputrain.opencl.device import SHORTAGE_HOOKS
+from cputrain.opencl.graphs.graphed_call import CaptureError, GraphedCall
+from cputrain.opencl.graphs.replayed import Replay
+from cputrain.opencl.tensor import OclTensor
+from cputrain.runtime.effects import effect_of
+from cputrain.step.model_tensors import CompileError, ModelTensors
+from cputrain.step.script_reach import functions_of
+from cputrain.step.torch_state import torch_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from cputrain.opencl.device import Device, DeviceMemory
+    from cputrain.opencl.tensor import TensorMeta
+
+NUM_SEEN = 3
+"""How often a call and its backward are seen before they are captured."""
+
+MAX_STATES = 4
+"""Number of states of a model, such as its values in training and in evaluation."""
+
+MAX_GRAPHS = 8
+"""Number of calls of a model that are captured: each keeps memory."""
+
+MAX_KEYS = 64
+"""Number of different calls of a model, after which it is left alone."""
+
+PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None), torch.dtype, torch.device})
+"""Types of arguments that are part of a key as they are."""
+
+
+class GraphedModels:
+    """All models of this process, whose root calls go through `call_model`."""
+
+    def __init__(self) -> None:
+        self._models: weakref.WeakKeyDictionary[nn.Module, _Model] = weakref.WeakKeyDictionary()
+        self.num_replayed = 0
+        """Number of calls that were replayed."""
+        SHORTAGE_HOOKS.append(self._give_back)
+
+    def call_model(
+        self, call: Callable[..., Any], model: nn.Module, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a model, or replay the call."""
+        known = self._models.get(model)
+        if known is None:
+            known = self._models[model] = _Model(model)
+        if known.reason or not torch.is_grad_enabled():
+            return call(model, *args, **kwargs)
+        replay = known.replay_of(call, model, args, kwargs)
+        if replay is not None:
+            self.num_replayed += 1
+            return replay.run()
+        return known.observe(call, model, args, kwargs)
+
+    def _give_back(self, device: Device) -> bool:
+        """Drop the graphs on a device that lacks memory; return whether there were any."""
+        dropped = [known.drop(device) for known in self._models.values()]
+        return any(dropped)
+
+    def describe(self) -> str:
+        """Return how many calls were replayed."""
+        if not self.num_replayed:
+            return ""
+        return f"replayed {counted(self.num_replayed, 'forward pass', 'forward passes')} on ocl"
+
+    def reasons(self) -> list[str]:
+        """Return why calls of models are not replayed."""
+        return [known.reason for known in self._models.values() if known.reason]
+
+    def undo(self) -> None:
+        """Do nothing: the device stays registered."""
+
+
+class _Seen:
+    """A call that was seen: how often, and of which outputs `backward` gave gradients."""
+
+    def __init__(self) -> None:
+        self.num_same = 0
+        self.gradients: dict[int, TensorMeta] = {}
+        self.last: _Gradients | None = None
+
+
+class _Gradients:
+    """What the backward of one call has given: metadata of gradients by the output's index."""
+
+    def __init__(self) -> None:
+        self.by_output: dict[int, Any] = {}
+        self.tasks: set[int] = set()
+
+    def hook_of(self, index: int) -> Callable[[Any], None]:
+        """Return a hook of an output."""
+
+        def note(gradient: Any) -> None:
+            is_new = index not in self.by_output and not torch.is_grad_enabled()
+            self.by_output[index] = getattr(gradient, "metadata", None) if is_new else None
+            self.tasks.add(torch._C._current_graph_task_id())
+
+        return note
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether there was one backward, for gradients on the device."""
+        return len(self.tasks) == 1 and None not in self.by_output.values()
+
+
+class _State(NamedTuple):
+    """Tensors and values of a model."""
+
+    tensors: ModelTensors
+    memory: OclMemory
+    trained: list[Any]
+
+
+class _Model:
+    """What is known of a model, and its captured calls."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.reason = ""
+        """Why its calls are not replayed; "" if they may be."""
+        self._states: list[_State] = []
+        self._calls: dict[Any, _Seen | GraphedCall] = {}
+        self._num_graphs = 0
+        devices = {
+            each.memory.device if isinstance(each, OclTensor) else None
+            for each in model.parameters()
+        }
+        if len(devices) != 1 or None in devices:
+            self.reason = "not all parameters are on one OpenCL device"
+
+    def replay_of(
+        self, call: Callable[..., Any], model: nn.Module, args: Any, kwargs: Any
+    ) -> Replay | None:
+        """Return the replay of a call; None if there is none."""
+        state = self._current_state()
+        if state is None:
+            return None
+        key = _key(self._states.index(state), args, kwargs)
+        graphed = None if key is None else self._calls.get(key)
+        if not isinstance(graphed, GraphedCall):
+            if graphed is None or graphed.num_same < NUM_SEEN:
+                return None
+            graphed = self._capture(key, graphed, state, call, model, args, kwargs)
+            if graphed is None:
+                return None
+        flight = graphed.begin()
+        return None if flight is None else Replay(graphed, flight, call, model, args, kwargs)
+
+    def observe(
+        self, call: Callable[..., Any], model: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        """Call the model, and note for which outputs its backward is called."""
+        state = self._current_state() or self._new_state(model)
+        returned = call(model, *args, **kwargs)
+        key = None if state is None else _key(self._states.index(state), args, kwargs)
+        if key is None:
+            return returned
+        seen = self._calls.get(key)
+        if seen is None:
+            if len(self._calls) == MAX_KEYS:
+                self.reason = "calls differ from step to step"
+                return returned
+            seen = self._calls[key] = _Seen()
+        if isinstance(seen, _Seen):
+            last, seen.last = seen.last, _Gradients()
+            if last is not None:
+                is_same = last.is_plain and last.by_output == seen.gradients
+                seen.num_same = seen.num_same + 1 if is_same else int(last.is_plain)
+                seen.gradients = last.by_output if last.is_plain else {}
+            outputs = [each for each in tree.tree_leaves(returned) if isinstance(each, OclTensor)]
+            for index, output in enumerate(outputs):
+                if output.requires_grad:
+                    output.register_hook(seen.last.hook_of(index))
+        return returned
+
+    def _current_state(self) -> _State | None:
+        for state in self._states:
+            if state.memory.is_current() and state.tensors.is_current():
+                return state
+        return None
+
+    def _new_state(self, model: nn.Module) -> _State | None:
+        if len(self._states) == MAX_STATES:
+            self.reason = self._states[-1].tensors.values.difference() or "a value of the model"
+            self.reason += " changes from step to step"
+            self.drop()
+            return None
+        try:
+            tensors = ModelTensors(model, has_attributes=False, memory=OclMemory)
+            effect = next(filter(None, map(effect_of, functions_of(model.modules()))), "")
+            if effect:
+                raise CompileError(effect)
+            _check(model)
+        except CompileError as error:
+            self.reason = str(error)
+            return None
+        trained = [each for each in tensors.parameters.values() if each.requires_grad]
+        state = _State(tensors, OclMemory(attributes_of(model)), trained)
+        self._states.append(state)
+        return state
+
+    def _capture(
+        self, key: Any, seen: _Seen, state: _State, call: Any, model: Any, args: Any, kwargs: Any
+    ) -> GraphedCall | None:  # fmt: skip
+        if self._num_graphs == MAX_GRAPHS:
+            return None
+        held: Sequence[Any] = [*state.tensors.tensors, *state.memory.tensors]
+        try:
+            graphed = GraphedCall(call, model, args, kwargs, state.trained, held, seen.gradients)
+        except CaptureError as error:
+            self.reason = str(error)
+            self.drop()
+            return None
+        self._num_graphs += 1
+        self._calls[key] = graphed
+        return graphed
+
+    def drop(self, device: Device | None = None) -> bool:
+        """Drop the graphs that are not in use; return whether there were any."""
+        graphs = [
+            each
+            for each in self._calls.values()
+            if isinstance(each, GraphedCall) and each.device in (device, each.device) and each.is_idle
+        ]
+        for each in graphs:
+            each.drop()
+        if graphs:
+            self.reason = self.reason or "the device has no memory left for graphs"
+            self._calls = {key: each for key, each in self._calls.items() if each not in graphs}
+        return bool(graphs)
+
+
+class OclMemory:
+    """The memory of tensors on a device: a script may give a tensor other memory.
+
+    Raises CompileError.
+
+    Args:
+        tensors: The tensors, or pairs of a namespace and a name that hold them.
+    """
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._places = [each for each in tensors if isinstance(each, tuple)]
+        self.tensors: list[OclTensor] = [
+            each[0][each[1]] if isinstance(each, tuple) else each for each in tensors
+        ]
+        """The tensors."""
+        if not all(isinstance(each, OclTensor) for each in self.tensors):
+            raise CompileError("not all tensors are on an OpenCL device")
+        self._memories: list[DeviceMemory] = [each.memory for each in self.tensors]
+        self._metadata = [each.metadata for each in self.tensors]
+        if len(set(map(id, self._memories))) < len(self._memories):
+            raise CompileError("tensors of the model share memory")
+
+    def is_current(self) -> bool:
+        """Return whether each tensor is where it was."""
+        return all(
+            space.get(name) is tensor
+            for (space, name), tensor in zip(self._places, self.tensors, strict=False)
+        ) and all(
+            tensor.memory is memory and tensor.metadata is metadata
+            for tensor, memory, metadata in zip(
+                self.tensors, self._memories, self._metadata, strict=True
+            )
+        )
+
+
+def attributes_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Return the places of tensors that are attributes of modules, and no parameters or buffers."""
+    return [
+        (vars(module), name)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, OclTensor)
+    ]
+
+
+def _check(model: nn.Module) -> None:
+    if any(
+        isinstance(module, torch.jit.ScriptModule) or module._compiled_call_impl is not None
+        for module in model.modules()
+    ):
+        raise CompileError("the model is compiled already")
+
+
+def _key(state: int, args: Any, kwargs: Any) -> Any:
+    """Return what a captured call assumes of arguments and of torch; None if there is no key."""
+    modes = torch_modes()
+    if modes is None:
+        return None
+    leaves, structure = tree.tree_flatten((args, kwargs))
+    parts: list[Any] = [state, modes, structure]
+    for leaf in leaves:
+        if type(leaf) is OclTensor:
+            parts.append((leaf.metadata, leaf.requires_grad))
+        elif type(leaf) in PLAIN_TYPES:
+            parts.append((type(leaf), leaf))
+        else:
+            return None
+    key = tuple(parts)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
