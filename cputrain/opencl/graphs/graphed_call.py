@@ -15,7 +15,8 @@ from cputrain.opencl.device import MIN_BLOCK_BYTES
 from cputrain.opencl.generator import generator_of
 from cputrain.opencl.graphs.capture import CAPTURES, Capture
 from cputrain.opencl.graphs.launch_list import LaunchList, Slot
-from cputrain.opencl.tensor import OclTensor
+from cputrain.opencl.shapes import is_dense
+from cputrain.opencl.tensor import OclTensor, interned_meta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,14 +127,17 @@ class GraphedCall:
         gradients: dict[int, TensorMeta],
     ) -> None:  # fmt: skip
         leaves, structure = tree.tree_flatten((args, kwargs))
+        leaves = [at_offset_0(leaf) if isinstance(leaf, OclTensor) else leaf for leaf in leaves]
         inputs = [leaf for leaf in leaves if isinstance(leaf, OclTensor)]
         self.device: Device = held[0].memory.device
         self.gradients = gradients
         self.trained = trained
         self._held = held
+        self.buffers = [each for each in held if not each.requires_grad]
+        """Tensors beside the arguments that need no gradient."""
         self._lock = threading.Lock()
         self._flight: Callable[[], Flight | None] = lambda: None
-        states = _random_states()
+        states = _RandomStates()
         if self.device in CAPTURES:
             raise CaptureError("another graph is being captured")
         capture = Capture(self.device)
@@ -144,7 +148,8 @@ class GraphedCall:
                 self._capture(capture, call, model, leaves, structure, inputs)
             finally:
                 buffers = capture.end()
-            if _random_states() != states:
+                has_drawn = states.restore()
+            if has_drawn:
                 raise CaptureError("forward draws random numbers on the CPU")
             self._prepare(capture, inputs, held)
         except BaseException as error:
@@ -175,8 +180,8 @@ class GraphedCall:
         self.constants = [None if isinstance(each, OclTensor) else (each,) for each in returned]
         if not all(each is None or _is_plain(each[0]) for each in self.constants):
             raise CaptureError("the model returns something that is neither a tensor nor a number")
-        self.outputs = outputs = [each for each in returned if isinstance(each, OclTensor)]
-        self.wanted = [detached[id(leaf)] for leaf in inputs if leaf.requires_grad]
+        outputs = [each for each in returned if isinstance(each, OclTensor)]
+        wanted = [detached[id(leaf)] for leaf in inputs if leaf.requires_grad]
         self.needs_grad = [output.requires_grad for output in outputs]
         incoming = {
             index: metadata.tensor_in(self.device.allocate(MIN_BLOCK_BYTES, MIN_BLOCK_BYTES))
@@ -185,7 +190,7 @@ class GraphedCall:
         if any(index >= len(outputs) or not self.needs_grad[index] for index in incoming):
             raise CaptureError("gradients are those of other outputs")
         taken = torch.autograd.grad(
-            [outputs[index] for index in incoming], [*self.wanted, *self.trained],
+            [outputs[index] for index in incoming], [*wanted, *self.trained],
             list(incoming.values()), allow_unused=True,
         )  # fmt: skip
         self._static = (outputs, incoming, taken, detached)
@@ -313,6 +318,21 @@ class GraphedCall:
             self.drop()
 
 
+def at_offset_0(tensor: OclTensor) -> OclTensor:
+    """Return a tensor that begins where its memory does: itself if it does, else a copy."""
+    return tensor if not tensor.metadata.offset else tensor.clone(memory_format=torch.preserve_format)
+
+
+def layout_of(tensor: OclTensor) -> Any:
+    """Return the metadata of `at_offset_0` of a tensor."""
+    metadata = tensor.metadata
+    if not metadata.offset:
+        return metadata
+    if not is_dense(metadata.size, metadata.stride):
+        return None
+    return interned_meta(metadata.device, metadata.size, metadata.stride, 0, metadata.dtype)
+
+
 class Flight:
     """A replayed forward whose backward may come."""
 
@@ -358,9 +378,25 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, int | float | str | bool)
 
 
-def _random_states() -> tuple[Any, ...]:
-    numpy_state = np.random.get_state(legacy=True)
-    return (
-        torch.get_rng_state().numpy().tobytes(), random.getstate(),
-        numpy_state[1].tobytes(), numpy_state[2:],
-    )  # fmt: skip
+class _RandomStates:
+    """States of the generators on the CPU, as they are now."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._python = random.getstate()
+        self._numpy: Any = np.random.get_state(legacy=True)
+
+    def restore(self) -> bool:
+        """Go back to these states; return whether there were others."""
+        before = _RandomStates()
+        if (
+            torch.equal(before._torch, self._torch)
+            and before._python == self._python
+            and np.array_equal(before._numpy[1], self._numpy[1])
+            and before._numpy[2:] == self._numpy[2:]
+        ):
+            return False
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        return True

@@ -8,6 +8,7 @@ dispatch, which takes longer than most kernels, is not run.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils import _pytree as tree
 
 from cputrain.counting import counted
 from cputrain.opencl.device import SHORTAGE_HOOKS
-from cputrain.opencl.graphs.graphed_call import CaptureError, GraphedCall
+from cputrain.opencl.graphs.graphed_call import CaptureError, GraphedCall, layout_of
 from cputrain.opencl.graphs.replayed import Replay
 from cputrain.opencl.tensor import OclTensor
 from cputrain.runtime.effects import effect_of
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 NUM_SEEN = 3
 """How often a call and its backward are seen before they are captured."""
+
+MAX_WAITING = 4
+"""Number of calls whose backward is waited for; a script may call a model and not train it."""
 
 MAX_STATES = 4
 """Number of states of a model, such as its values in training and in evaluation."""
@@ -96,7 +100,17 @@ class _Seen:
     def __init__(self) -> None:
         self.num_same = 0
         self.gradients: dict[int, TensorMeta] = {}
-        self.last: _Gradients | None = None
+        self._waiting: deque[_Gradients] = deque(maxlen=MAX_WAITING)
+
+    def new_gradients(self) -> _Gradients:
+        """Count the calls whose backward is over; return what notes the gradients of a new one."""
+        while self._waiting and self._waiting[0].tasks:
+            last = self._waiting.popleft()
+            is_same = last.is_plain and last.by_output == self.gradients
+            self.num_same = self.num_same + 1 if is_same else int(last.is_plain)
+            self.gradients = last.by_output if last.is_plain else {}
+        self._waiting.append(_Gradients())
+        return self._waiting[-1]
 
 
 class _Gradients:
@@ -180,15 +194,11 @@ class _Model:
                 return returned
             seen = self._calls[key] = _Seen()
         if isinstance(seen, _Seen):
-            last, seen.last = seen.last, _Gradients()
-            if last is not None:
-                is_same = last.is_plain and last.by_output == seen.gradients
-                seen.num_same = seen.num_same + 1 if is_same else int(last.is_plain)
-                seen.gradients = last.by_output if last.is_plain else {}
+            gradients = seen.new_gradients()
             outputs = [each for each in tree.tree_leaves(returned) if isinstance(each, OclTensor)]
             for index, output in enumerate(outputs):
                 if output.requires_grad:
-                    output.register_hook(seen.last.hook_of(index))
+                    output.register_hook(gradients.hook_of(index))
         return returned
 
     def _current_state(self) -> _State | None:
@@ -310,7 +320,9 @@ def _key(state: int, args: Any, kwargs: Any) -> Any:
     parts: list[Any] = [state, modes, structure]
     for leaf in leaves:
         if type(leaf) is OclTensor:
-            parts.append((leaf.metadata, leaf.requires_grad))
+            parts.append((layout_of(leaf), leaf.requires_grad))
+            if parts[-1][0] is None:
+                return None
         elif type(leaf) in PLAIN_TYPES:
             parts.append((type(leaf), leaf))
         else:

@@ -10,6 +10,7 @@ from torch.autograd.graph import increment_version
 from torch.utils import _pytree as tree
 
 from cputrain.opencl.generator import generator_of
+from cputrain.opencl.graphs.graphed_call import at_offset_0
 from cputrain.opencl.tensor import OclTensor
 from cputrain.runtime.root_forward import within_call
 
@@ -47,12 +48,16 @@ class Replay:
     ) -> None:  # fmt: skip
         self.graphed, self.flight = graphed, flight
         self._call, self._model, self._args, self._kwargs = call, model, args, kwargs
-        self.inputs = [
+        self.originals = [
             leaf for leaf in tree.tree_leaves((args, kwargs)) if isinstance(leaf, OclTensor)
         ]
+        self.inputs = [at_offset_0(leaf) for leaf in self.originals]
+        """The arguments, in memory of their own where they are parts of larger tensors."""
         self._versions = [
-            (each, each._version) for each in (*self.inputs, *graphed.trained)
+            (each, each._version) for each in (*self.originals, *graphed.trained)
         ]
+        self.is_used = False
+        """Whether the backward was replayed."""
         generator = generator_of(graphed.device.index)
         self._random_state = generator.get_state() if graphed.forward.has_draws else None
 
@@ -66,9 +71,12 @@ class Replay:
         return tree.tree_unflatten(values, graphed.structure)
 
     def is_expected(self, gradients: Sequence[Any]) -> bool:
-        """Return whether gradients are those for which the backward was captured."""
+        """Return whether the backward can be replayed for these gradients.
+
+        It was captured for some, and takes the memory of what the forward has left.
+        """
         expected = self.graphed.gradients
-        return not torch.is_grad_enabled() and all(
+        return not self.is_used and not torch.is_grad_enabled() and all(
             getattr(gradient, "metadata", None) is expected.get(index)
             for index, gradient in enumerate(gradients)
         )
@@ -78,7 +86,7 @@ class Replay:
         if any(tensor._version != version for tensor, version in self._versions):
             raise RuntimeError(CHANGED.format(model=type(self._model).__name__))
         graphed = self.graphed
-        copies = [buffer.detach().clone() for buffer in graphed.changed]
+        copies = [buffer.detach().clone() for buffer in graphed.buffers]
         generator = generator_of(graphed.device.index)
         state = generator.get_state()
         if self._random_state is not None:
@@ -86,8 +94,8 @@ class Replay:
         with torch.enable_grad(), within_call():
             returned = tree.tree_leaves(self._call(self._model, *self._args, **self._kwargs))
         generator.set_state(state)
-        with torch.no_grad():
-            for buffer, copy in zip(graphed.changed, copies, strict=True):
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(graphed.buffers)):
+            for buffer, copy in zip(graphed.buffers, copies, strict=True):
                 buffer.copy_(copy)
         outputs = [each for each in returned if isinstance(each, OclTensor)]
         pairs = [
@@ -95,7 +103,7 @@ class Replay:
             for output, gradient in zip(outputs, gradients, strict=True)
             if gradient is not None and output.requires_grad
         ]
-        wanted = [each for each in (*self.inputs, *graphed.trained) if each.requires_grad]
+        wanted = [each for each in (*self.originals, *graphed.trained) if each.requires_grad]
         return list(
             torch.autograd.grad(
                 [output for output, _ in pairs], wanted, [gradient for _, gradient in pairs],
@@ -120,6 +128,7 @@ class _Replayed(Function):
             *(each if slots.backward else None for each, slots in zip(replay.inputs, graphed.inputs, strict=True)),
             *(each if new.slots.backward else None for each, new in zip(outputs, graphed.new_outputs, strict=True)),
             *(each for each in graphed.trained if id(each) in graphed.read_again),
+            *(each for each, slots in zip(replay.originals, graphed.inputs, strict=True) if slots.backward),
         ]
         ctx.save_for_backward(torch.empty(0, device="cpu"), *kept)
         return tuple(outputs)
@@ -130,6 +139,7 @@ class _Replayed(Function):
         replay: Replay = ctx.replay
         graphed = replay.graphed
         if replay.is_expected(gradients):
+            replay.is_used = True
             num_inputs, num_outputs = len(graphed.inputs), len(graphed.new_outputs)
             taken: Any = graphed.run_backward(
                 kept[:num_inputs], kept[num_inputs : num_inputs + num_outputs], gradients
