@@ -198,6 +198,8 @@ class Device:
         self.memory_bytes = int(cl_device.global_mem_size)
         self.max_group_items = int(cl_device.max_work_group_size)
         self.local_bytes = int(cl_device.local_mem_size)
+        self.argument_bytes = int(cl_device.max_parameter_size)
+        """Largest number of bytes of a kernel's arguments."""
         self.num_units = int(cl_device.max_compute_units)
         self.has_double = "cl_khr_fp64" in cl_device.extensions.split()
         self.pinned: dict[int, Pin] = {}
@@ -285,7 +287,8 @@ class Device:
                 else (self._create_buffer(size), None)
             )
         except (cl().Error, MemoryError) as error:  # (or the driver limits the size of a buffer)
-            if any(self._free.values()) or any([hook(self) for hook in SHORTAGE_HOOKS]):
+            has_more = [hook(self) for hook in SHORTAGE_HOOKS]
+            if any(self._free.values()) or any(has_more):
                 self.empty_cache()
                 return self._create_block(size)
             raise out_of_memory_error(self, size) from error
@@ -328,7 +331,7 @@ class Device:
         cached.append((buffer, host))
 
     def pin(self, buffers: Sequence[Any]) -> None:
-        """Keep the memory of buffers from other tensors until `unpin`, also when theirs are gone."""
+        """Keep the memory of buffers from other tensors until `unpin`, even without a tensor."""
         for buffer in buffers:
             self.pinned.setdefault(id(buffer), Pin(buffer)).count += 1
 

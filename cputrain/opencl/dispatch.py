@@ -6,6 +6,7 @@ import torch
 
 from cputrain.opencl.device import OPERATOR_SCOPE, to_torch_error
 from cputrain.opencl.fallback import run_on_cpu
+from cputrain.opencl.ops.factories import detach
 from cputrain.opencl.replay import is_composite, run_or_replay
 from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor, set_dispatch
@@ -16,8 +17,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+DETACH = torch.ops.aten.detach.default
+
+
 def dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG001
     """Run an operator and return its result."""
+    if func is DETACH:  # (autograd detaches each gradient)
+        return detach(args[0])
     kwargs = kwargs or {}
     try:
         return run_or_replay(_run_operator, _run_on_cpu, func, args, kwargs)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as tree
 from cputrain.counting import counted
 from cputrain.opencl.alias_info import UNMARKED
 from cputrain.opencl.fallback_policy import record_download
+from cputrain.opencl.graphs.capture import refuse
 from cputrain.opencl.shapes import contiguous, is_dense
 from cputrain.opencl.tensor import (
     OclTensor,
@@ -27,7 +28,6 @@ from cputrain.opencl.tensor import (
     set_metadata,
     view_of_bytes,
 )
-from cputrain.opencl.graphs.capture import refuse
 from cputrain.opencl.trace import break_trace
 from cputrain.record import Record
 from cputrain.variables import OCL_FALLBACK

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
     Lists = Mapping[str, Sequence[OclTensor]]
 
-MAX_TENSORS = 8
+MAX_TENSORS = 48
 """Maximum number of tensors of a list per launch."""
+
+SCALAR_BYTES = 256
+"""Bytes of a launch's arguments that are left to those that are the same for all tensors."""
 
 
 def are_uniform(lists: Lists, single: Sequence[str] = ()) -> bool:
@@ -82,12 +85,18 @@ def _overlap(lists: Lists, single: Sequence[str]) -> bool:
     return False
 
 
-def _launch_groups(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Split tensors, as (index, size), into launches of at most `MAX_TENSORS` tensors."""
+def _num_per_launch(device: Device, num_lists: int, num_per_tensor: int) -> int:
+    """Return how many tensors fit into a launch, by the bytes of its arguments."""
+    bytes_each = 8 + 16 * num_lists + 8 * num_per_tensor
+    return max(1, min(MAX_TENSORS, (device.argument_bytes - SCALAR_BYTES) // bytes_each))
+
+
+def _launch_groups(sizes: Sequence[tuple[int, int]], maximum: int) -> list[list[int]]:
+    """Split tensors, as (index, size), into launches of at most `maximum` tensors."""
     groups: list[list[int]] = []
     total = 0
     for index, size in sizes:
-        if not groups or len(groups[-1]) == MAX_TENSORS or total + size > MAX_INT_INDEX:
+        if not groups or len(groups[-1]) == maximum or total + size > MAX_INT_INDEX:
             groups.append([])
             total = 0
         groups[-1].append(index)
@@ -118,7 +127,8 @@ def run_each(
     trailing = [scalar_type(item) for item in scalars.values()]
     singles = tuple((name, NAMES[lists[name][0].dtype]) for name in single)
     indices = [index for index, item in enumerate(first) if item.numel()]
-    for group in _launch_groups([(index, first[index].numel()) for index in indices]):
+    maximum = _num_per_launch(device, len(lists), len(per_tensor))
+    for group in _launch_groups([(index, first[index].numel()) for index in indices], maximum):
         kernel = _build_kernel(
             device,
             body,
@@ -170,13 +180,18 @@ def source_of(
             ]
     parameters += [f"const T {name}{index}" for name in per_tensor for index in range(num_tensors)]
     parameters += [f"const T {name}" for name in scalars]
-    branches = []
-    for index in range(num_tensors):
-        assignments = [f"p_{name} = {name}{index} + {name}_at{index};" for name in lists]
-        assignments += [f"{name} = {name}{index};" for name in per_tensor]
-        begin = f" i = at - end{index - 1};" if index else " i = at;"
-        head = f"if (at < end{index})" if index < num_tensors - 1 else ""
-        branches.append(f"{head} {{{begin} {' '.join(assignments)} }}")
+
+    def choice(begin: int, end: int) -> str:
+        """Return statements that choose among tensors by halves."""
+        if end - begin > 1:
+            middle = (begin + end) // 2
+            first, second = choice(begin, middle), choice(middle, end)
+            return f"if (at < end{middle - 1}) {{ {first} }} else {{ {second} }}"
+        start = f"i = at - end{begin - 1};" if begin else "i = at;"
+        assignments = [f"p_{name} = {name}{begin} + {name}_at{begin};" for name in lists]
+        assignments += [f"{name} = {name}{begin};" for name in per_tensor]
+        return f"{start} {' '.join(assignments)}"
+
     names = "".join(f"#define {name} p_{name}[{0 if name in types else 'i'}]\n" for name in lists)
     pointers = "".join(f"  __global {types.get(name, 'T')}* p_{name};\n" for name in lists)
     scalar_declarations = "".join(f"  T {name};\n" for name in per_tensor)
@@ -186,7 +201,7 @@ __kernel void foreach({", ".join(parameters)})
   const int at = get_global_id(0);
   if (at >= end{num_tensors - 1}) return;
   int i;
-{pointers}{scalar_declarations}  {" else ".join(branches)}
+{pointers}{scalar_declarations}  {choice(0, num_tensors)}
 {names}  {body}
 }}
 """

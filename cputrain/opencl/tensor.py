@@ -150,8 +150,8 @@ class OclTensor(torch.Tensor):
         return copied  # type: ignore[no-any-return]
 
 
-INTRINSIC_ATTRIBUTES = frozenset({"memory", "metadata", "_is_param"})
-"""Attributes that creating a tensor sets, which `deepcopy` must not copy."""
+INTRINSIC_ATTRIBUTES = frozenset({"memory", "metadata", "_is_param", "graphs"})
+"""Attributes of this one tensor, which `deepcopy` must not copy."""
 
 
 def set_dispatch(dispatch: Callable[..., Any]) -> None:

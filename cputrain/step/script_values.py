@@ -239,6 +239,8 @@ def _copied(value: Any) -> Any:
     """Return a value that does not change with the script's, if it is plain."""
     if not is_plain(value):
         return value
+    if type(value) is tuple and all(map(is_, map(_copied, value), value)):
+        return value  # (it cannot change, and is compared as one object)
     if type(value) is dict:
         return {key: _copied(member) for key, member in value.items()}
     return type(value)(map(_copied, value)) if type(value) in PLAIN_CONTAINERS else value

@@ -7,9 +7,9 @@ import gc
 import pickle
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -244,17 +244,19 @@ def copies_the_model(model):
         if number in (5, 7):
             twin = copy.deepcopy(model)
             yield from plain_loop(twin)
-            yield pickle.loads(pickle.dumps(model.state_dict()))["inner.weight"]  # noqa: S301
+            yield pickle.loads(pickle.dumps(model.state_dict()))["inner.weight"]
 
 
 def has_a_closure(model):
     optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=4)
     for x, y in batches(4):
+
         def closure(x=x, y=y):
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(x), y)
             loss.backward()
             return loss
+
         yield optimizer.step(closure)
 
 
@@ -263,6 +265,14 @@ def calls_parts_alone(model):
         hidden = model.norm(model.inner(x))
         model.out(torch.tanh(hidden)).square().sum().backward()
         yield from [parameter.grad.clone() for parameter in model.inner.parameters()]
+
+
+def moves_to_the_cpu_and_back(model):
+    yield from plain_loop(model)
+    model.cpu()
+    yield model(batches()[0][0].cpu()).detach()
+    model.to("ocl")
+    yield from plain_loop(model)
 
 
 def draws_between(model):
@@ -340,6 +350,7 @@ SCRIPTS = {
         never_calls_backward, evaluates_in_between, has_batches_of_other_sizes, changes_an_input,
         changes_an_output, changes_a_parameter_before_backward, hooks_outputs,
         calls_it_in_a_checkpoint, copies_the_model, has_a_closure, calls_parts_alone, draws_between,
+        moves_to_the_cpu_and_back,
         restores_random_states, views_of_one_tensor, writes_into_one_input,
     )
 } | {name: changed(change) for name, change in CHANGES.items()}  # fmt: skip
@@ -364,7 +375,11 @@ def values_of(script: Any, make: Callable[[], nn.Module], *, replayed: bool) -> 
     with nullcontext() if replayed else within_call():
         for value in script(model):
             values += flat(value)
-    return values + [each.cpu() for each in model.state_dict().values()] + [torch.rand(2, device="ocl").cpu()]
+    return (
+        values
+        + [each.cpu() for each in model.state_dict().values()]
+        + [torch.rand(2, device="ocl").cpu()]
+    )
 
 
 def flat(value: Any) -> list[Any]:
@@ -389,7 +404,14 @@ def assert_same(script: Any, make: Callable[[], nn.Module], atol: float = 0.0) -
     for number, (value, other) in enumerate(zip(found, expected, strict=True)):
         if isinstance(other, torch.Tensor):
             assert value.stride() == other.stride()
-            torch.testing.assert_close(value, other, rtol=0, atol=atol, equal_nan=True, msg=lambda text, number=number: f"value {number}: {text}")
+            torch.testing.assert_close(
+                value,
+                other,
+                rtol=0,
+                atol=atol,
+                equal_nan=True,
+                msg=lambda text, number=number: f"value {number}: {text}",
+            )
         else:
             assert value == other
 
@@ -407,12 +429,18 @@ def test_a_script_does_the_same(name, replays):
 class Several(Block):
     def forward(self, x):
         x = torch.tanh(self.norm(self.inner(x)))
-        return {"loss": self.out(self.left(x)).square().mean(), "hidden": [x, self.right(x)], "size": 3}
+        return {
+            "loss": self.out(self.left(x)).square().mean(),
+            "hidden": [x, self.right(x)],
+            "size": 3,
+        }
 
 
 class TwoHeads(Block):
     def forward(self, x):
-        return torch.tanh(self.left(torch.tanh(self.inner(x)))).exp(), self.out(torch.relu(self.right(torch.tanh(self.norm(x @ self.inner.weight.T)))))
+        return torch.tanh(self.left(torch.tanh(self.inner(x)))).exp(), self.out(
+            torch.relu(self.right(torch.tanh(self.norm(x @ self.inner.weight.T))))
+        )
 
 
 class Counts(Block):
@@ -507,14 +535,23 @@ class Gradients(Block):
 
 class Plain(nn.Sequential):
     def __init__(self):
-        super().__init__(*(layer for _ in range(6) for layer in (nn.Linear(6, 6), nn.GELU())), nn.Linear(6, 3))
+        super().__init__(
+            *(layer for _ in range(6) for layer in (nn.Linear(6, 6), nn.GELU())), nn.Linear(6, 3)
+        )
 
 
 class Convolutions(nn.Sequential):
     def __init__(self):
         super().__init__(
-            nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, padding=1), nn.BatchNorm1d(4), nn.Hardswish(),
-            nn.Conv1d(4, 4, 3, groups=2, padding=1), nn.ReLU(inplace=True), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(12, 3),
+            nn.Unflatten(1, (1, 6)),
+            nn.Conv1d(1, 4, 3, padding=1),
+            nn.BatchNorm1d(4),
+            nn.Hardswish(),
+            nn.Conv1d(4, 4, 3, groups=2, padding=1),
+            nn.ReLU(inplace=True),
+            nn.MaxPool1d(2),
+            nn.Flatten(),
+            nn.Linear(12, 3),
         )
 
 
@@ -586,9 +623,9 @@ CASES = (
     Case(Several, True, trains_dictionaries), Case(TwoHeads, False, trains_heads),
     Case(Counts, False), Case(Branches, False), Case(LayerDrop, False), Case(TorchLayerDrop, False),
     Case(Attribute, True), Case(FromTheCPU, False), Case(CPUNumber, False), Case(Tied, True),
-    Case(Unused, True), Case(ReturnsItsInput, False, trains_tuples), Case(ReturnsViews, True, trains_views),
-    Case(ChangesItsInput, False), Case(Gradients, True), Case(Plain, True), Case(Convolutions, True),
-    Case(Attention, True), Case(Recurrent, True),
+    Case(Unused, True), Case(ReturnsItsInput, False, trains_tuples),
+    Case(ReturnsViews, True, trains_views), Case(ChangesItsInput, False), Case(Gradients, True),
+    Case(Plain, True), Case(Convolutions, True), Case(Attention, True), Case(Recurrent, True),
 )  # fmt: skip
 
 
@@ -626,7 +663,9 @@ def test_threads_call_one_model(replays):
 
     def call():
         for _ in range(10):
-            for each, gradient in zip(torch.autograd.grad(model(x).sum(), list(model.parameters())), expected, strict=True):
+            for each, gradient in zip(
+                torch.autograd.grad(model(x).sum(), list(model.parameters())), expected, strict=True
+            ):
                 if not torch.allclose(each.cpu(), gradient, atol=1e-5):
                     faults.append(each)
 
@@ -667,12 +706,27 @@ def test_memory_is_that_of_the_model_alone_once_it_is_gone(replays):
     assert device.stats().allocated == before
 
 
+def test_a_model_that_its_forward_holds_is_collected(replays):
+    model = Block().to("ocl")
+    model.forward = lambda x: model.out(torch.tanh(model.left(torch.tanh(model.inner(x)))))
+    for _ in range(NUM_STEPS):
+        model(batches()[0][0]).sum().backward()
+    assert replays
+    replays.clear()
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+    assert not devices()[0].pinned
+
+
 def test_a_fault_of_a_capture_leaves_no_trace(monkeypatch):
     def fails(*_, **__):
         raise ValueError("planted")
 
     monkeypatch.setattr(GraphedCall, "_prepare", fails)
     assert_same(trains, Block)
+    monkeypatch.undo()
     gc.collect()
     assert not devices()[0].pinned
 
@@ -685,13 +739,33 @@ def pieces(draw: random.Random) -> list[nn.Module]:
         lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 2, 3, padding=1), nn.Flatten()),
         lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True)), lambda: nn.GroupNorm(2, 6),
     )  # fmt: skip
-    return [nn.Linear(6, 6), *(draw.choice(kinds)() for _ in range(draw.randint(3, 10))), nn.Linear(6, 3)]
+    return [
+        nn.Linear(6, 6),
+        *(draw.choice(kinds)() for _ in range(draw.randint(3, 10))),
+        nn.Linear(6, 3),
+    ]
 
 
 def generated(seed: int) -> Any:
     """A script of random deeds."""
     draw = random.Random(seed)
-    deeds = [draw.choice(("step", "step", "step", "eval", "accumulate", "twice", "scaled", "frozen", "retained", "small")) for _ in range(14)]
+    deeds = [
+        draw.choice(
+            (
+                "step",
+                "step",
+                "step",
+                "eval",
+                "accumulate",
+                "twice",
+                "scaled",
+                "frozen",
+                "retained",
+                "small",
+            )
+        )
+        for _ in range(14)
+    ]
     start = draw.randint(3, 6)
     optimizer_class = draw.choice((torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop))
 

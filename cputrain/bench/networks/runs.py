@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-NUM_WARM_UP_STEPS = 3
-"""Warm-up steps, in which programs are compiled and kernels tuned."""
+NUM_WARM_UP_STEPS = 6
+"""Warm-up steps, in which programs are compiled, kernels tuned and calls captured."""
 
 
 def run(names: Sequence[str], device: str, batch: int, side: int, steps: int) -> dict[str, Any]:

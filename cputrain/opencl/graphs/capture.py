@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from cputrain.opencl.device import Device, DeviceMemory, OperatorScope
+from cputrain.opencl.device import Device, DeviceMemory
 from cputrain.opencl.generator import Generator, TracedInt, generator_of
 from cputrain.opencl.graphs.launch_list import Launch, Slot
 
@@ -111,9 +111,7 @@ class CapturingDevice(Device):
         capture.born[id(memory.buffer)] = len(capture.launches)
         return memory
 
-    def run(
-        self, kernel: Any, global_size: Any, local_size: Any, arguments: Sequence[Any]
-    ) -> None:
+    def run(self, kernel: Any, global_size: Any, local_size: Any, arguments: Sequence[Any]) -> None:
         capture = CAPTURES[self]
         if capture.is_of_this_thread:
             capture.launches.append(Launch(kernel, global_size, local_size, tuple(arguments)))

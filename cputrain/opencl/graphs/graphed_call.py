@@ -1,29 +1,27 @@
-"""One call of a model and its backward as two lists of launches, for tensors of the same layout."""
+"""One call of a model and its backward as two parts of a capture, for tensors of equal layouts."""
 
 from __future__ import annotations
 
 import random
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils import _pytree as tree
 
 from cputrain.opencl.device import MIN_BLOCK_BYTES
-from cputrain.opencl.generator import generator_of
 from cputrain.opencl.graphs.capture import CAPTURES, Capture
-from cputrain.opencl.graphs.launch_list import LaunchList, Slot
+from cputrain.opencl.graphs.part import BufferSlots, Part, Uses
 from cputrain.opencl.shapes import is_dense
 from cputrain.opencl.tensor import OclTensor, interned_meta
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
-    from torch import Tensor
-
-    from cputrain.opencl.device import Device, DeviceMemory
+    from cputrain.opencl.device import Device
     from cputrain.opencl.tensor import TensorMeta
 
 MIN_LAUNCHES = 12
@@ -34,76 +32,60 @@ class CaptureError(Exception):
     """A call cannot be replayed; the message says why."""
 
 
-class Argument(NamedTuple):
-    """Arguments of launches that take a buffer which differs from replay to replay."""
+class ModelCall(NamedTuple):
+    """A call of a model."""
 
-    forward: tuple[Slot, ...]
-    backward: tuple[Slot, ...]
+    function: Callable[..., Any]
+    """Called with the model and the arguments."""
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self) -> Any:
+        """Return what the model returns."""
+        return self.function(self.model, *self.args, **self.kwargs)
+
+    def tensors(self) -> list[OclTensor]:
+        """Return the tensors among the arguments."""
+        leaves = tree.tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, OclTensor)]
+
+    def with_tensors(self, tensors: Sequence[OclTensor]) -> ModelCall:
+        """Return the call with other tensors."""
+        supply = iter(tensors)
+        args, kwargs = tree.tree_map(
+            lambda leaf: next(supply) if isinstance(leaf, OclTensor) else leaf,
+            (self.args, self.kwargs),
+        )
+        return self._replace(args=args, kwargs=kwargs)
 
 
-class Allocated(NamedTuple):
-    """Memory that is new in each replay: its size, the bytes that are used, and who takes it."""
+class NewMemory(NamedTuple):
+    """Memory that is allocated in each replay: its size, the bytes in use, and who takes it."""
 
     size: int
     used: int
-    slots: Argument
-
-
-class Part:
-    """The launches of a forward or of a backward, and what is bound to them now.
-
-    Args:
-        device: The device.
-        capture: Where the launches were captured.
-        begin: Index of the first of them.
-        end: Index behind the last.
-    """
-
-    def __init__(self, device: Device, capture: Capture, begin: int, end: int) -> None:
-        self._device = device
-        self.launches = LaunchList(device, capture.launches[begin:end])
-        self._draws = [
-            (count, *([Slot(each.launch - begin, each.argument) for each in slots if begin <= each.launch < end] for slots in (seeds, offsets)))
-            for count, seeds, offsets in capture.draws()
-        ]
-        self._draws = [draw for draw in self._draws if draw[1] or draw[2]]
-        self.has_draws = bool(self._draws)
-        self._bound: dict[tuple[Slot, ...], Any] = {}
-        self._seed: int | None = None
-
-    def bind(self, slots: tuple[Slot, ...], buffer: Any) -> None:
-        """Have the launches use a buffer."""
-        if slots and self._bound.get(slots) is not buffer:
-            self.launches.bind(slots, buffer)
-            self._bound[slots] = buffer
-
-    def run(self) -> None:
-        """Enqueue the launches, with random numbers of their own."""
-        with self._device.lock:
-            if self._draws:
-                self._bind_random_numbers()
-            self.launches.enqueue()
-
-    def _bind_random_numbers(self) -> None:
-        count = sum(draw[0] for draw in self._draws)
-        seed, offset = generator_of(self._device.index).reserve(count)
-        for number, seeds, offsets in self._draws:
-            if seed != self._seed:
-                self.launches.bind(seeds, np.uint64(seed))
-            self.launches.bind(offsets, np.uint64(offset))
-            offset += number
-        self._seed = seed
+    slots: BufferSlots
 
 
 class Result(NamedTuple):
-    """A tensor that a replay returns: where its memory is, and its metadata.
+    """A tensor that a replay returns."""
 
-    `allocated` is an index among new memory; None if it is that of the incoming gradient `gradient`.
-    """
+    memory: int
+    """Index of its memory among the new one, or of the gradient whose memory it is in."""
 
-    allocated: int | None
-    gradient: int
+    is_new: bool
     metadata: TensorMeta
+
+
+class _Captured(NamedTuple):
+    """Tensors of a capture."""
+
+    inputs: list[OclTensor]
+    outputs: list[OclTensor]
+    incoming: dict[int, OclTensor]
+    gradients: tuple[OclTensor | None, ...]
 
 
 class GraphedCall:
@@ -112,152 +94,126 @@ class GraphedCall:
     Raises CaptureError.
 
     Args:
-        call: Calls the model.
-        model: The model.
-        args: Arguments of the call.
-        kwargs: Its named arguments.
+        call: The call.
         trained: Parameters that need a gradient.
-        held: Tensors that the forward may read beside its arguments.
+        held: Tensors that the forward may read beside its arguments, with these.
         gradients: Metadata of the gradients of outputs that `backward` gives, by their index.
     """
 
     def __init__(
-        self, call: Callable[..., Any], model: Any, args: Any, kwargs: Any,
-        trained: Sequence[Tensor], held: Sequence[OclTensor],
-        gradients: dict[int, TensorMeta],
+        self, call: ModelCall, trained: Sequence[OclTensor], held: Sequence[OclTensor],
+        gradients: Mapping[int, TensorMeta],
     ) -> None:  # fmt: skip
-        leaves, structure = tree.tree_flatten((args, kwargs))
-        leaves = [at_offset_0(leaf) if isinstance(leaf, OclTensor) else leaf for leaf in leaves]
-        inputs = [leaf for leaf in leaves if isinstance(leaf, OclTensor)]
         self.device: Device = held[0].memory.device
         self.gradients = gradients
+        """Metadata of the gradients of outputs, by their index."""
         self.trained = trained
-        self._held = held
         self.buffers = [each for each in held if not each.requires_grad]
         """Tensors beside the arguments that need no gradient."""
+        self._held = held
         self._lock = threading.Lock()
         self._flight: Callable[[], Flight | None] = lambda: None
-        states = _RandomStates()
+        self._pinned: list[Any] = []
         if self.device in CAPTURES:
             raise CaptureError("another graph is being captured")
+        self._pinned = self._capture(call)
+
+    def _capture(self, call: ModelCall) -> list[Any]:
+        """Capture the call and its backward; return the buffers that are pinned for it."""
+        originals = list(map(at_offset_0, call.tensors()))
+        states = _RandomStates()
         capture = Capture(self.device)
-        buffers: list[Any] = []
+        pinned: list[Any] = []
         try:
             capture.begin()
             try:
-                self._capture(capture, call, model, leaves, structure, inputs)
+                captured = self._run(capture, call, originals)
             finally:
-                buffers = capture.end()
+                pinned = capture.end()
                 has_drawn = states.restore()
             if has_drawn:
                 raise CaptureError("forward draws random numbers on the CPU")
-            self._prepare(capture, inputs, held)
+            self._prepare(capture, captured)
         except BaseException as error:
-            self.device.unpin(buffers)
-            self._static = ()
+            self.device.unpin(pinned)
             if isinstance(error, CaptureError) or not isinstance(error, Exception):
                 raise
             raise CaptureError(f"{type(error).__name__}: {error}") from error
-        self._static = ()  # (the memory is pinned)
-        self._buffers: list[Any] = buffers
+        return pinned
 
-    def _capture(
-        self, capture: Capture, call: Any, model: Any, leaves: list[Any], structure: Any,
-        inputs: list[OclTensor],
-    ) -> None:  # fmt: skip
-        versions = [(each, each._version) for each in (*inputs, *self._held)]
+    def _run(self, capture: Capture, call: ModelCall, originals: list[OclTensor]) -> _Captured:
+        """Call the model and autograd while launches are captured."""
+        versions = [(each, each._version) for each in (*originals, *self._held)]
         with torch.enable_grad():
-            detached = {id(leaf): leaf.detach().requires_grad_(leaf.requires_grad) for leaf in inputs}
-            args, kwargs = tree.tree_unflatten(
-                [detached.get(id(leaf), leaf) for leaf in leaves], structure
-            )
-            returned, self.structure = tree.tree_flatten(call(model, *args, **kwargs))
-        self.num_forward = len(capture.launches)
-        changed = [each for each, version in versions if each._version != version]
-        if any(each.requires_grad for each in changed) or not {id(leaf) for leaf in inputs}.isdisjoint(map(id, changed)):
+            inputs: Any = [each.detach().requires_grad_(each.requires_grad) for each in originals]
+            returned, self.structure = tree.tree_flatten(call.with_tensors(inputs).run())
+        self._num_forward = len(capture.launches)
+        self.changed = [each for each, version in versions if each._version != version]
+        """Buffers that the forward changes in place."""
+        if not {*map(id, self.changed)} <= {*map(id, self.buffers)}:
             raise CaptureError("forward changes its arguments or a parameter in place")
-        self.changed = changed
         self.constants = [None if isinstance(each, OclTensor) else (each,) for each in returned]
+        """Of all that is returned: what is no tensor, in a tuple."""
         if not all(each is None or _is_plain(each[0]) for each in self.constants):
             raise CaptureError("the model returns something that is neither a tensor nor a number")
         outputs = [each for each in returned if isinstance(each, OclTensor)]
-        wanted = [detached[id(leaf)] for leaf in inputs if leaf.requires_grad]
         self.needs_grad = [output.requires_grad for output in outputs]
+        """Whether outputs need a gradient."""
+        if not all(index < len(outputs) and self.needs_grad[index] for index in self.gradients):
+            raise CaptureError("gradients are those of other outputs")
         incoming = {
             index: metadata.tensor_in(self.device.allocate(MIN_BLOCK_BYTES, MIN_BLOCK_BYTES))
             for index, metadata in self.gradients.items()
         }
-        if any(index >= len(outputs) or not self.needs_grad[index] for index in incoming):
-            raise CaptureError("gradients are those of other outputs")
-        taken = torch.autograd.grad(
-            [outputs[index] for index in incoming], [*wanted, *self.trained],
-            list(incoming.values()), allow_unused=True,
+        wanted = [each for each in (*inputs, *self.trained) if each.requires_grad]
+        gradients: Any = torch.autograd.grad(
+            [outputs[index] for index in incoming], wanted, list(incoming.values()),
+            allow_unused=True,
         )  # fmt: skip
-        self._static = (outputs, incoming, taken, detached)
+        return _Captured(inputs, outputs, incoming, gradients)
 
-    def _prepare(
-        self, capture: Capture, inputs: Sequence[OclTensor], held: Sequence[OclTensor]
-    ) -> None:
-        outputs, incoming, taken, _ = self._static
-        if len(capture.launches) < MIN_LAUNCHES:
+    def _prepare(self, capture: Capture, captured: _Captured) -> None:
+        """Find out which launches take which tensors, and make lists of them."""
+        launches, draws = capture.launches, capture.draws()
+        if len(launches) < MIN_LAUNCHES:
             raise CaptureError("it has few launches")
-        uses = _Uses(capture, self.num_forward)
-        own = {id(each.memory.buffer) for each in held}
-        given = {id(each.memory.buffer): index for index, each in enumerate(inputs)}
-        asked = {id(each.memory.buffer): index for index, each in incoming.items()}
-        if len(given) < len(inputs) or not own.isdisjoint(given):
-            raise CaptureError("arguments share memory")
-        known = own | given.keys() | asked.keys() | capture.born.keys()
-        if not uses.buffers <= known:
-            raise CaptureError("forward reads a tensor that is no parameter, buffer or attribute")
-        if not all(draw.seeds and draw.offsets for draw in capture.draws()):
+        if not all(draw.seeds and draw.offsets for draw in draws):
             raise CaptureError("a kernel computes with the position of its random numbers")
-        end = len(capture.launches)
-        self.forward = Part(self.device, capture, 0, self.num_forward)
-        self.backward = Part(self.device, capture, self.num_forward, end)
-        self.inputs = [uses.slots(each.memory.buffer, 0) for each in inputs]
-        self.incoming = {index: uses.slots(each.memory.buffer, 0) for index, each in incoming.items()}
+        uses = Uses(capture, self._num_forward)
+        held = set(map(_key_of, self._held))
+        given = set(map(_key_of, captured.inputs))
+        incoming = {_key_of(each): index for index, each in captured.incoming.items()}
+        if len(given) < len(captured.inputs) or not held.isdisjoint(given):
+            raise CaptureError("arguments share memory")
+        if not uses.buffers <= held | given | incoming.keys() | capture.born.keys():
+            raise CaptureError("forward reads a tensor that is no parameter, buffer or attribute")
+        spans = range(self._num_forward), range(self._num_forward, len(launches))
+        self.forward, self.backward = (Part(self.device, launches, draws, span) for span in spans)
+        self.inputs = [uses.slots(each.memory.buffer) for each in captured.inputs]
+        """Arguments of launches that take those of the call."""
         self.read_again = {
-            id(each) for each in self.trained if uses.slots(each.memory.buffer, 0).backward
+            id(each) for each in self.trained if uses.slots(each.memory.buffer).backward
         }
         """Ids of the parameters that the backward reads."""
-        self.new_outputs, self.results = self._results(capture, uses, outputs, 0, {})
-        if len(self.new_outputs) < len(outputs):
+        self._incoming = {
+            index: uses.slots(each.memory.buffer) for index, each in captured.incoming.items()
+        }
+        self.outputs, self._results = _results(capture, uses, captured.outputs, 0, {})
+        if len(self.outputs) < len(captured.outputs):
             raise CaptureError("outputs share memory")
-        grads = [grad for grad in taken if grad is not None]
-        self.new_gradients, gradient_results = self._results(
-            capture, uses, grads, self.num_forward, asked
-        )
-        results = iter(gradient_results)
-        self.gradient_results = [None if grad is None else next(results) for grad in taken]
-
-    def _results(
-        self, capture: Capture, uses: _Uses, tensors: Sequence[OclTensor], begin: int,
-        asked: dict[int, int],
-    ) -> tuple[list[Allocated], list[Result]]:  # fmt: skip
-        numbers: dict[int, int] = {}
-        new: list[Allocated] = []
-        results = []
-        for tensor in tensors:
-            memory = tensor.memory
-            key = id(memory.buffer)
-            if key in asked:
-                results.append(Result(None, asked[key], tensor.metadata))
-                continue
-            if capture.born.get(key, -1) < begin:
-                raise CaptureError("a result is in the memory of an argument or of another result")
-            if key not in numbers:
-                numbers[key] = len(new)
-                slots = uses.slots(memory.buffer, capture.born[key])
-                new.append(Allocated(memory.size, memory.used, slots))
-            results.append(Result(numbers[key], 0, tensor.metadata))
-        return new, results
+        self._new_gradients, results = _results(
+            capture, uses, [each for each in captured.gradients if each is not None],
+            self._num_forward, incoming,
+        )  # fmt: skip
+        supply = iter(results)
+        self._gradient_results = [
+            None if each is None else next(supply) for each in captured.gradients
+        ]
 
     def begin(self) -> Flight | None:
-        """Return the state of a new call; None while the tensors of another are needed."""
+        """Return the state of a new replay; None while the memory of another is needed."""
         with self._lock:
-            flight = self._flight()
-            if flight is not None and not flight.is_over:
+            if not self.is_idle:
                 return None
             flight = Flight()
             self._flight = weakref.ref(flight)
@@ -271,107 +227,113 @@ class GraphedCall:
 
     def run_forward(self, inputs: Sequence[OclTensor]) -> list[OclTensor]:
         """Replay the forward for these arguments; return its outputs."""
-        part = self.forward
         for slots, each in zip(self.inputs, inputs, strict=True):
-            part.bind(slots.forward, each.memory.buffer)
-        memories = self._allocate(self.new_outputs)
-        for new, memory in zip(self.new_outputs, memories, strict=True):
-            part.bind(new.slots.forward, memory.buffer)
-        part.run()
-        return [result.metadata.tensor_in(memories[result.allocated or 0]) for result in self.results]
+            self.forward.bind(slots.forward, each.memory.buffer)
+        memories = [self.device.allocate(new.size, new.used) for new in self.outputs]
+        for new, memory in zip(self.outputs, memories, strict=True):
+            self.forward.bind(new.slots.forward, memory.buffer)
+        self.forward.run()
+        return [each.metadata.tensor_in(memories[each.memory]) for each in self._results]
 
     def run_backward(
         self, inputs: Sequence[OclTensor | None], outputs: Sequence[OclTensor | None],
-        gradients: Sequence[OclTensor | None],
+        gradients: Sequence[Any],
     ) -> list[OclTensor | None]:  # fmt: skip
-        """Replay the backward; return the gradients of arguments and parameters."""
+        """Replay the backward; return the gradients of arguments and parameters.
+
+        Args:
+            inputs: Arguments of the call, or None where the backward does not read them.
+            outputs: Outputs of the call, likewise.
+            gradients: Gradients of the outputs.
+        """
         part = self.backward
-        for slots, each in zip(self.inputs, inputs, strict=True):
-            if each is not None:
-                part.bind(slots.backward, each.memory.buffer)
-        for new, each in zip(self.new_outputs, outputs, strict=True):
-            if each is not None:
-                part.bind(new.slots.backward, each.memory.buffer)
-        for index, slots in self.incoming.items():
-            part.bind(slots.backward, gradients[index].memory.buffer)  # type: ignore[union-attr]
-        memories = self._allocate(self.new_gradients)
-        for new, memory in zip(self.new_gradients, memories, strict=True):
+        for slots, tensor in (
+            *zip(self.inputs, inputs, strict=True),
+            *zip((new.slots for new in self.outputs), outputs, strict=True),
+            *((slots, gradients[index]) for index, slots in self._incoming.items()),
+        ):
+            if tensor is not None:
+                part.bind(slots.backward, tensor.memory.buffer)
+        memories = [self.device.allocate(new.size, new.used) for new in self._new_gradients]
+        for new, memory in zip(self._new_gradients, memories, strict=True):
             part.bind(new.slots.backward, memory.buffer)
         part.run()
-        return [
-            None if result is None
-            else result.metadata.tensor_in(memories[result.allocated]) if result.allocated is not None
-            else result.metadata.view_of(gradients[result.gradient])  # type: ignore[arg-type]
-            for result in self.gradient_results
-        ]  # fmt: skip
 
-    def _allocate(self, new: Sequence[Allocated]) -> list[DeviceMemory]:
-        return [self.device.allocate(each.size, each.used) for each in new]
+        def tensor_of(result: Result) -> OclTensor:
+            if result.is_new:
+                return result.metadata.tensor_in(memories[result.memory])
+            return result.metadata.view_of(gradients[result.memory])
+
+        return [None if each is None else tensor_of(each) for each in self._gradient_results]
 
     def drop(self) -> None:
-        """Return the memory to the allocator; the call is not replayed again."""
-        buffers, self._buffers = self._buffers, []
-        self.device.unpin(buffers)
+        """Return the memory to the allocator; the call cannot be replayed again."""
+        pinned, self._pinned = self._pinned, []
+        self.device.unpin(pinned)
 
     def __del__(self) -> None:
-        if self.__dict__.get("_buffers"):
+        if self.__dict__.get("_pinned"):
             self.drop()
-
-
-def at_offset_0(tensor: OclTensor) -> OclTensor:
-    """Return a tensor that begins where its memory does: itself if it does, else a copy."""
-    return tensor if not tensor.metadata.offset else tensor.clone(memory_format=torch.preserve_format)
-
-
-def layout_of(tensor: OclTensor) -> Any:
-    """Return the metadata of `at_offset_0` of a tensor."""
-    metadata = tensor.metadata
-    if not metadata.offset:
-        return metadata
-    if not is_dense(metadata.size, metadata.stride):
-        return None
-    return interned_meta(metadata.device, metadata.size, metadata.stride, 0, metadata.dtype)
 
 
 class Flight:
     """A replayed forward whose backward may come."""
 
     is_over = False
+    """Whether what the forward has left is no longer needed."""
 
 
-class _Uses:
-    """Which launches use which buffers.
+def _results(
+    capture: Capture, uses: Uses, tensors: Sequence[OclTensor], begin: int,
+    incoming: Mapping[int, int],
+) -> tuple[list[NewMemory], list[Result]]:  # fmt: skip
+    """Return the memory of tensors that a part returns, and where each is in it.
 
     Args:
-        capture: The launches.
-        num_forward: How many of them are those of the forward.
+        capture: The capture.
+        uses: The uses of its buffers.
+        tensors: The tensors.
+        begin: Number of the part's first launch.
+        incoming: Indices of gradients of outputs by the key of their memory.
     """
+    numbers: dict[int, int] = {}
+    new: list[NewMemory] = []
+    results = []
+    for tensor in tensors:
+        key, memory = _key_of(tensor), tensor.memory
+        if key in incoming:
+            results.append(Result(incoming[key], is_new=False, metadata=tensor.metadata))
+            continue
+        if capture.born.get(key, -1) < begin:
+            raise CaptureError("a result is in the memory of an argument or of another result")
+        if key not in numbers:
+            numbers[key] = len(new)
+            slots = uses.slots(memory.buffer, capture.born[key])
+            new.append(NewMemory(memory.size, memory.used, slots))
+        results.append(Result(numbers[key], is_new=True, metadata=tensor.metadata))
+    return new, results
 
-    def __init__(self, capture: Capture, num_forward: int) -> None:
-        self._slots: dict[int, list[Slot]] = {}
-        self._num_forward = num_forward
-        for number, launch in enumerate(capture.launches):
-            for index, value in enumerate(launch.arguments):
-                if capture.device.is_writable_buffer(value):
-                    self._slots.setdefault(id(value), []).append(Slot(number, index))
 
-    @property
-    def buffers(self) -> set[int]:
-        """Return the ids of all buffers that launches use."""
-        return set(self._slots)
+def _key_of(tensor: OclTensor) -> int:
+    return id(tensor.memory.buffer)
 
-    def slots(self, buffer: Any, begin: int) -> Argument:
-        """Return the arguments that take a buffer, from a launch on."""
-        num_forward = self._num_forward
-        slots = [each for each in self._slots.get(id(buffer), ()) if each.launch >= begin]
-        return Argument(
-            tuple(each for each in slots if each.launch < num_forward),
-            tuple(
-                Slot(each.launch - num_forward, each.argument)
-                for each in slots
-                if each.launch >= num_forward
-            ),
-        )
+
+def at_offset_0(tensor: OclTensor) -> OclTensor:
+    """Return a tensor that begins where its memory does: itself if it does, else a copy."""
+    if not tensor.metadata.offset:
+        return tensor
+    copy: OclTensor = tensor.clone(memory_format=torch.preserve_format)
+    return copy
+
+
+def layout_of(tensor: OclTensor) -> TensorMeta | None:
+    """Return the metadata of `at_offset_0` of a tensor; None if a copy has another layout."""
+    meta = tensor.metadata
+    if not meta.offset:
+        return meta
+    if not is_dense(meta.size, meta.stride):
+        return None
+    return interned_meta(meta.device, meta.size, meta.stride, 0, meta.dtype)
 
 
 def _is_plain(value: Any) -> bool:

@@ -17,7 +17,13 @@ from torch.utils import _pytree as tree
 
 from cputrain.counting import counted
 from cputrain.opencl.device import SHORTAGE_HOOKS
-from cputrain.opencl.graphs.graphed_call import CaptureError, GraphedCall, layout_of
+from cputrain.opencl.graphs.capture import CAPTURES
+from cputrain.opencl.graphs.graphed_call import (
+    CaptureError,
+    GraphedCall,
+    ModelCall,
+    layout_of,
+)
 from cputrain.opencl.graphs.replayed import Replay
 from cputrain.opencl.tensor import OclTensor
 from cputrain.runtime.effects import effect_of
@@ -44,8 +50,14 @@ MAX_STATES = 4
 MAX_GRAPHS = 8
 """Number of calls of a model that are captured: each keeps memory."""
 
+MEMORY_SHARE = 8
+"""A second call is captured where less than one part in so many of the memory is reserved."""
+
 MAX_KEYS = 64
 """Number of different calls of a model, after which it is left alone."""
+
+ATTRIBUTE = "graphs"
+"""Name of the attribute of a parameter that holds what is known of models."""
 
 PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None), torch.dtype, torch.device})
 """Types of arguments that are part of a key as they are."""
@@ -55,7 +67,7 @@ class GraphedModels:
     """All models of this process, whose root calls go through `call_model`."""
 
     def __init__(self) -> None:
-        self._models: weakref.WeakKeyDictionary[nn.Module, _Model] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakSet[_Model] = weakref.WeakSet()
         self.num_replayed = 0
         """Number of calls that were replayed."""
         SHORTAGE_HOOKS.append(self._give_back)
@@ -64,20 +76,34 @@ class GraphedModels:
         self, call: Callable[..., Any], model: nn.Module, /, *args: Any, **kwargs: Any
     ) -> Any:
         """Call a model, or replay the call."""
-        known = self._models.get(model)
-        if known is None:
-            known = self._models[model] = _Model(model)
-        if known.reason or not torch.is_grad_enabled():
+        first = next(model.parameters(), None)
+        if not isinstance(first, OclTensor) or CAPTURES or not torch.is_grad_enabled():
             return call(model, *args, **kwargs)
-        replay = known.replay_of(call, model, args, kwargs)
+        known = self._known_of(model, first)
+        if known.reason:
+            return call(model, *args, **kwargs)
+        model_call = ModelCall(call, model, args, kwargs)
+        replay = known.replay_of(model_call)
         if replay is not None:
             self.num_replayed += 1
             return replay.run()
-        return known.observe(call, model, args, kwargs)
+        return known.observe(model_call)
+
+    def _known_of(self, model: nn.Module, first: OclTensor) -> _Model:
+        """Return what is known of a model.
+
+        Its first parameter holds it, as it may hold the model: both are collected together.
+        """
+        by_model: dict[int, _Model] = first.__dict__.setdefault(ATTRIBUTE, {})
+        known = by_model.get(id(model))
+        if known is None or known.reference() is not model:
+            known = by_model[id(model)] = _Model(model)
+            self._known.add(known)
+        return known
 
     def _give_back(self, device: Device) -> bool:
         """Drop the graphs on a device that lacks memory; return whether there were any."""
-        dropped = [known.drop(device) for known in self._models.values()]
+        dropped = [known.drop(device) for known in list(self._known)]
         return any(dropped)
 
     def describe(self) -> str:
@@ -88,7 +114,7 @@ class GraphedModels:
 
     def reasons(self) -> list[str]:
         """Return why calls of models are not replayed."""
-        return [known.reason for known in self._models.values() if known.reason]
+        return [known.reason for known in self._known if known.reason]
 
     def undo(self) -> None:
         """Do nothing: the device stays registered."""
@@ -148,6 +174,7 @@ class _Model:
     """What is known of a model, and its captured calls."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.reference = weakref.ref(model)
         self.reason = ""
         """Why its calls are not replayed; "" if they may be."""
         self._states: list[_State] = []
@@ -160,31 +187,27 @@ class _Model:
         if len(devices) != 1 or None in devices:
             self.reason = "not all parameters are on one OpenCL device"
 
-    def replay_of(
-        self, call: Callable[..., Any], model: nn.Module, args: Any, kwargs: Any
-    ) -> Replay | None:
+    def replay_of(self, call: ModelCall) -> Replay | None:
         """Return the replay of a call; None if there is none."""
         state = self._current_state()
         if state is None:
             return None
-        key = _key(self._states.index(state), args, kwargs)
+        key = _key(self._states.index(state), call)
         graphed = None if key is None else self._calls.get(key)
         if not isinstance(graphed, GraphedCall):
             if graphed is None or graphed.num_same < NUM_SEEN:
                 return None
-            graphed = self._capture(key, graphed, state, call, model, args, kwargs)
+            graphed = self._capture(key, graphed, state, call)
             if graphed is None:
                 return None
         flight = graphed.begin()
-        return None if flight is None else Replay(graphed, flight, call, model, args, kwargs)
+        return None if flight is None else Replay(graphed, flight, call)
 
-    def observe(
-        self, call: Callable[..., Any], model: nn.Module, args: Any, kwargs: Any
-    ) -> Any:
+    def observe(self, call: ModelCall) -> Any:
         """Call the model, and note for which outputs its backward is called."""
-        state = self._current_state() or self._new_state(model)
-        returned = call(model, *args, **kwargs)
-        key = None if state is None else _key(self._states.index(state), args, kwargs)
+        state = self._current_state() or self._new_state(call.model)
+        returned = call.run()
+        key = None if state is None else _key(self._states.index(state), call)
         if key is None:
             return returned
         seen = self._calls.get(key)
@@ -227,14 +250,14 @@ class _Model:
         self._states.append(state)
         return state
 
-    def _capture(
-        self, key: Any, seen: _Seen, state: _State, call: Any, model: Any, args: Any, kwargs: Any
-    ) -> GraphedCall | None:  # fmt: skip
-        if self._num_graphs == MAX_GRAPHS:
+    def _capture(self, key: Any, seen: _Seen, state: _State, call: ModelCall) -> GraphedCall | None:
+        device: Device = state.trained[0].memory.device
+        share = device.stats().reserved * MEMORY_SHARE
+        if self._num_graphs and (self._num_graphs == MAX_GRAPHS or share > device.memory_bytes):
             return None
         held: Sequence[Any] = [*state.tensors.tensors, *state.memory.tensors]
         try:
-            graphed = GraphedCall(call, model, args, kwargs, state.trained, held, seen.gradients)
+            graphed = GraphedCall(call, state.trained, held, seen.gradients)
         except CaptureError as error:
             self.reason = str(error)
             self.drop()
@@ -248,7 +271,9 @@ class _Model:
         graphs = [
             each
             for each in self._calls.values()
-            if isinstance(each, GraphedCall) and each.device in (device, each.device) and each.is_idle
+            if isinstance(each, GraphedCall)
+            and each.device in (device, each.device)
+            and each.is_idle
         ]
         for each in graphs:
             each.drop()
@@ -286,7 +311,7 @@ class OclMemory:
             space.get(name) is tensor
             for (space, name), tensor in zip(self._places, self.tensors, strict=False)
         ) and all(
-            tensor.memory is memory and tensor.metadata is metadata
+            getattr(tensor, "memory", None) is memory and tensor.metadata is metadata
             for tensor, memory, metadata in zip(
                 self.tensors, self._memories, self._metadata, strict=True
             )
@@ -311,18 +336,19 @@ def _check(model: nn.Module) -> None:
         raise CompileError("the model is compiled already")
 
 
-def _key(state: int, args: Any, kwargs: Any) -> Any:
+def _key(state: int, call: ModelCall) -> Any:
     """Return what a captured call assumes of arguments and of torch; None if there is no key."""
     modes = torch_modes()
     if modes is None:
         return None
-    leaves, structure = tree.tree_flatten((args, kwargs))
+    leaves, structure = tree.tree_flatten((call.args, call.kwargs))
     parts: list[Any] = [state, modes, structure]
     for leaf in leaves:
         if type(leaf) is OclTensor:
-            parts.append((layout_of(leaf), leaf.requires_grad))
-            if parts[-1][0] is None:
+            layout = layout_of(leaf)
+            if layout is None:
                 return None
+            parts.append((layout, leaf.requires_grad))
         elif type(leaf) in PLAIN_TYPES:
             parts.append((type(leaf), leaf))
         else:

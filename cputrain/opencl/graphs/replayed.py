@@ -1,4 +1,4 @@
-"""A call of a model in autograd's graph, whose forward and backward are replayed."""
+"""A replayed call in autograd's graph."""
 
 from __future__ import annotations
 
@@ -13,53 +13,45 @@ from cputrain.opencl.generator import generator_of
 from cputrain.opencl.graphs.graphed_call import at_offset_0
 from cputrain.opencl.tensor import OclTensor
 from cputrain.runtime.root_forward import within_call
+from cputrain.variables import OCL_GRAPHS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from torch import Tensor
 
-    from cputrain.opencl.graphs.graphed_call import Flight, GraphedCall
+    from cputrain.opencl.graphs.graphed_call import Flight, GraphedCall, ModelCall
 
 CHANGED = (
     "one of the variables needed for gradient computation has been modified by an inplace "
-    "operation: a tensor that was given to {model}, or one of its parameters. cputrain needed it "
-    "to compute gradients in another way than in the steps before. Set CPUTRAIN_OCL_GRAPHS=0."
+    f"operation: an argument of {{model}} or one of its parameters. cputrain needs it as backward "
+    f"is another than in the steps before. Set {OCL_GRAPHS}=0."
 )
-"""What is raised where a backward is another than those before, and cannot be computed any more."""
+"""What is raised where a call cannot be made again."""
 
 
 class Replay:
-    """One replayed call.
+    """A call that is replayed.
 
     Args:
-        graphed: What is replayed.
-        flight: Its state; while it is not over, the call is not replayed again.
-        call: Calls the model.
-        model: The model.
-        args: Arguments of the call.
-        kwargs: Its named arguments.
+        graphed: The captured call.
+        flight: Its state; until it is over, the captured call is not replayed again.
+        call: The call.
     """
 
-    def __init__(
-        self, graphed: GraphedCall, flight: Flight, call: Callable[..., Any], model: Any, args: Any,
-        kwargs: Any,
-    ) -> None:  # fmt: skip
+    def __init__(self, graphed: GraphedCall, flight: Flight, call: ModelCall) -> None:
         self.graphed, self.flight = graphed, flight
-        self._call, self._model, self._args, self._kwargs = call, model, args, kwargs
-        self.originals = [
-            leaf for leaf in tree.tree_leaves((args, kwargs)) if isinstance(leaf, OclTensor)
-        ]
-        self.inputs = [at_offset_0(leaf) for leaf in self.originals]
-        """The arguments, in memory of their own where they are parts of larger tensors."""
-        self._versions = [
-            (each, each._version) for each in (*self.originals, *graphed.trained)
-        ]
+        self._call = call
+        self.originals = call.tensors()
+        """The tensors among the arguments."""
+        self.inputs = list(map(at_offset_0, self.originals))
+        """The same, in memory of their own where they are parts of larger tensors."""
+        self._versions = [(each, each._version) for each in (*self.originals, *graphed.trained)]
         self.is_used = False
-        """Whether the backward was replayed."""
-        generator = generator_of(graphed.device.index)
-        self._random_state = generator.get_state() if graphed.forward.has_draws else None
+        """Whether the backward was replayed: it takes the memory of what the forward has left."""
+        self._generator = generator_of(graphed.device.index)
+        self._random_state = self._generator.get_state() if graphed.forward.has_draws else None
 
     def run(self) -> Any:
         """Return what the model returns."""
@@ -71,31 +63,53 @@ class Replay:
         return tree.tree_unflatten(values, graphed.structure)
 
     def is_expected(self, gradients: Sequence[Any]) -> bool:
-        """Return whether the backward can be replayed for these gradients.
-
-        It was captured for some, and takes the memory of what the forward has left.
-        """
+        """Return whether the backward that was captured can be replayed for these gradients."""
         expected = self.graphed.gradients
-        return not self.is_used and not torch.is_grad_enabled() and all(
-            getattr(gradient, "metadata", None) is expected.get(index)
-            for index, gradient in enumerate(gradients)
+        return (
+            not self.is_used
+            and not torch.is_grad_enabled()
+            and all(
+                getattr(gradient, "metadata", None) is expected.get(index)
+                for index, gradient in enumerate(gradients)
+            )
         )
 
-    def gradients_of_another_call(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Call the model again, and return the gradients that torch computes."""
-        if any(tensor._version != version for tensor, version in self._versions):
-            raise RuntimeError(CHANGED.format(model=type(self._model).__name__))
+    def kept(self, outputs: Sequence[OclTensor]) -> list[OclTensor | None]:
+        """Return the tensors that the backward reads, or None in their place.
+
+        Autograd raises an error if they are changed meanwhile.
+        """
         graphed = self.graphed
-        copies = [buffer.detach().clone() for buffer in graphed.buffers]
-        generator = generator_of(graphed.device.index)
-        state = generator.get_state()
+        return [
+            *self._read(self.inputs, graphed.inputs),
+            *self._read(outputs, [new.slots for new in graphed.outputs]),
+            *self._read(self.originals, graphed.inputs),
+            *(each for each in graphed.trained if id(each) in graphed.read_again),
+        ]
+
+    @staticmethod
+    def _read(tensors: Sequence[OclTensor], slots: Sequence[Any]) -> list[OclTensor | None]:
+        pairs = zip(tensors, slots, strict=True)
+        return [tensor if each.backward else None for tensor, each in pairs]
+
+    def call_again(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Call the model as it was called; return the gradients of arguments and parameters.
+
+        Buffers and random numbers are as if it had not been called again.
+        """
+        if any(tensor._version != version for tensor, version in self._versions):
+            raise RuntimeError(CHANGED.format(model=type(self._call.model).__name__))
+        graphed = self.graphed
+        buffers: Any = tuple(graphed.buffers)
+        copies = [buffer.detach().clone() for buffer in buffers]
+        state = self._generator.get_state()
         if self._random_state is not None:
-            generator.set_state(self._random_state)
+            self._generator.set_state(self._random_state)
         with torch.enable_grad(), within_call():
-            returned = tree.tree_leaves(self._call(self._model, *self._args, **self._kwargs))
-        generator.set_state(state)
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(graphed.buffers)):
-            for buffer, copy in zip(graphed.buffers, copies, strict=True):
+            returned = tree.tree_leaves(self._call.run())
+        self._generator.set_state(state)
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(buffers):
+            for buffer, copy in zip(buffers, copies, strict=True):
                 buffer.copy_(copy)
         outputs = [each for each in returned if isinstance(each, OclTensor)]
         pairs = [
@@ -121,16 +135,10 @@ class _Replayed(Function):
         outputs = graphed.run_forward(replay.inputs)
         ctx.replay = replay
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *(each for each, needs in zip(outputs, graphed.needs_grad, strict=True) if not needs)
-        )
-        kept = [
-            *(each if slots.backward else None for each, slots in zip(replay.inputs, graphed.inputs, strict=True)),
-            *(each if new.slots.backward else None for each, new in zip(outputs, graphed.new_outputs, strict=True)),
-            *(each for each in graphed.trained if id(each) in graphed.read_again),
-            *(each for each, slots in zip(replay.originals, graphed.inputs, strict=True) if slots.backward),
-        ]
-        ctx.save_for_backward(torch.empty(0, device="cpu"), *kept)
+        pairs = zip(outputs, graphed.needs_grad, strict=True)
+        ctx.mark_non_differentiable(*(output for output, needs_grad in pairs if not needs_grad))
+        # the first is for autograd's error where backward is called again
+        ctx.save_for_backward(torch.empty(0, device="cpu"), *replay.kept(outputs))
         return tuple(outputs)
 
     @staticmethod
@@ -138,16 +146,16 @@ class _Replayed(Function):
         _, *kept = ctx.saved_tensors
         replay: Replay = ctx.replay
         graphed = replay.graphed
+        taken: Any
         if replay.is_expected(gradients):
             replay.is_used = True
-            num_inputs, num_outputs = len(graphed.inputs), len(graphed.new_outputs)
-            taken: Any = graphed.run_backward(
-                kept[:num_inputs], kept[num_inputs : num_inputs + num_outputs], gradients
-            )
+            num_inputs, num_outputs = len(graphed.inputs), len(graphed.outputs)
+            inputs, outputs = kept[:num_inputs], kept[num_inputs : num_inputs + num_outputs]
+            taken = graphed.run_backward(inputs, outputs, gradients)
         else:
-            taken = replay.gradients_of_another_call(gradients)
+            taken = replay.call_again(gradients)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             replay.flight.is_over = True
-        results = iter(taken)
-        wanted = (*replay.inputs, *graphed.trained)
-        return (None, *(next(results) if each.requires_grad else None for each in wanted))
+        supply = iter(taken)
+        arguments = (*replay.inputs, *graphed.trained)
+        return (None, *(next(supply) if each.requires_grad else None for each in arguments))

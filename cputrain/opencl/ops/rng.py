@@ -14,10 +14,9 @@ import torch
 
 from cputrain.opencl.elementwise import launch_size
 from cputrain.opencl.generator import generator_of
-from cputrain.opencl.ops.factories import like
+from cputrain.opencl.ops.factories import empty_like, like
 from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import is_dense, is_partial_alias
-from cputrain.opencl.ops.factories import empty_like
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
 from cputrain.opencl.types import NAMES, SCALARS, are_supported, can_represent
