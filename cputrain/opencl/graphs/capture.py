@@ -102,8 +102,8 @@ class CapturingDevice(Device):
     """A device while launches of one thread are captured; those of others are enqueued."""
 
     def allocate(self, size: int, used: int) -> DeviceMemory:
-        capture = CAPTURES[self]
-        if not capture.is_of_this_thread:
+        capture = _capture_of(self)
+        if capture is None:
             return super().allocate(size, used)
         if freed := capture.freed.get(size):
             super().release(freed.pop())  # (into the cache, of which the newest block is taken)
@@ -112,15 +112,15 @@ class CapturingDevice(Device):
         return memory
 
     def run(self, kernel: Any, global_size: Any, local_size: Any, arguments: Sequence[Any]) -> None:
-        capture = CAPTURES[self]
-        if capture.is_of_this_thread:
-            capture.launches.append(Launch(kernel, global_size, local_size, tuple(arguments)))
-        else:
+        capture = _capture_of(self)
+        if capture is None:
             super().run(kernel, global_size, local_size, arguments)
+        else:
+            capture.launches.append(Launch(kernel, global_size, local_size, tuple(arguments)))
 
     def release(self, block: Block) -> None:
-        capture = CAPTURES[self]
-        if id(block[1]) in self.pinned or not capture.is_of_this_thread:
+        capture = _capture_of(self)
+        if capture is None or id(block[1]) in self.pinned:
             super().release(block)
         else:
             capture.freed.setdefault(block[0], []).append(block)
@@ -130,13 +130,19 @@ class CapturingDevice(Device):
         super().finish()
 
 
+def _capture_of(device: Device) -> Capture | None:
+    """Return what the calling thread captures on a device; None if it does not."""
+    capture = CAPTURES.get(device)  # (another thread may have ended its capture meanwhile)
+    return capture if capture is not None and capture.is_of_this_thread else None
+
+
 class CapturingGenerator(Generator):
     """A generator while a graph is captured: its numbers can be told among launches' arguments."""
 
     def reserve(self, count: int) -> tuple[int, int]:
         seed, first = super().reserve(count)
-        capture = GENERATORS[self]
-        if capture.is_of_this_thread:
+        capture = GENERATORS.get(self)
+        if capture is not None and capture.is_of_this_thread:
             if type(seed) is not TracedInt:
                 seed, first = TracedInt(seed), TracedInt(first)
             capture.drawn.append((count, seed, first))
@@ -145,7 +151,7 @@ class CapturingGenerator(Generator):
 
 def refuse(what: str) -> None:
     """Raise an error if the calling thread is captured."""
-    if any(capture.is_of_this_thread for capture in CAPTURES.values()):
+    if any(capture.is_of_this_thread for capture in list(CAPTURES.values())):
         raise RuntimeError(
             f"{what} while a graph is captured: operators are written down and have no values yet. "
             "Read values, copy from the CPU, and call operators without an OpenCL kernel before "

@@ -7,6 +7,7 @@ dispatch, which takes longer than most kernels, is not run.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -80,6 +81,8 @@ class GraphedModels:
         if not isinstance(first, OclTensor) or CAPTURES or not torch.is_grad_enabled():
             return call(model, *args, **kwargs)
         known = self._known_of(model, first)
+        if known.thread != threading.get_ident():
+            known.leave("several threads call the model")
         if known.reason:
             return call(model, *args, **kwargs)
         model_call = ModelCall(call, model, args, kwargs)
@@ -175,6 +178,8 @@ class _Model:
 
     def __init__(self, model: nn.Module) -> None:
         self.reference = weakref.ref(model)
+        self.thread = threading.get_ident()
+        """The thread that calls it: torch's nodes are made under a lock of each parameter."""
         self.reason = ""
         """Why its calls are not replayed; "" if they may be."""
         self._states: list[_State] = []
@@ -232,9 +237,8 @@ class _Model:
 
     def _new_state(self, model: nn.Module) -> _State | None:
         if len(self._states) == MAX_STATES:
-            self.reason = self._states[-1].tensors.values.difference() or "a value of the model"
-            self.reason += " changes from step to step"
-            self.drop()
+            change = self._states[-1].tensors.values.difference() or "a value of the model"
+            self.leave(f"{change} changes from step to step")
             return None
         try:
             tensors = ModelTensors(model, has_attributes=False, memory=OclMemory)
@@ -259,12 +263,16 @@ class _Model:
         try:
             graphed = GraphedCall(call, state.trained, held, seen.gradients)
         except CaptureError as error:
-            self.reason = str(error)
-            self.drop()
+            self.leave(str(error))
             return None
         self._num_graphs += 1
         self._calls[key] = graphed
         return graphed
+
+    def leave(self, reason: str) -> None:
+        """Have all calls made as they are written from now on."""
+        self.reason = self.reason or reason
+        self.drop()
 
     def drop(self, device: Device | None = None) -> bool:
         """Drop the graphs that are not in use; return whether there were any."""
