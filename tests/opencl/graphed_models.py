@@ -701,7 +701,8 @@ def test_memory_is_that_of_the_model_alone_once_it_is_gone(replays):
     assert replays
     del model
     replays.clear()
-    gc.collect()
+    for _ in range(2):  # the memory of gradients goes with the second
+        gc.collect()
     assert len(losses) == NUM_STEPS
     assert device.stats().allocated == before
 
