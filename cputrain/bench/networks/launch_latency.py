@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from statistics import median
 
 import torch
@@ -57,14 +58,27 @@ def launch_latencies(device: str) -> dict[str, float]:
         "relu": lambda: torch.relu(x),
         "add_": lambda: x.add_(y, alpha=0.0),
     }
+
+    def repeated(call: Callable[[], torch.Tensor]) -> None:
+        for _ in range(NUM_CALLS):
+            call()
+
+    blocks: dict[str, Callable[[], None]] = {
+        name: partial(repeated, call) for name, call in operators.items()
+    }
     latencies_us = {}
     with torch.no_grad():
-        for name, call in operators.items():
+        if x.device.type == "ocl":
+            from cputrain.opencl import Graph
+
+            with Graph() as graph:
+                repeated(operators["add_"])
+            blocks["add_ in a graph"] = graph.replay
+        for name, run_block in blocks.items():
             seconds_per_call = []
             for _ in range(NUM_ROUNDS):
                 start_s = time.perf_counter()
-                for _ in range(NUM_CALLS):
-                    call()
+                run_block()
                 seconds_per_call.append((time.perf_counter() - start_s) / NUM_CALLS)
                 synchronize()
             latencies_us[name] = round(median(seconds_per_call) * 1e6, 2)
