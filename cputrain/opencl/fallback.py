@@ -152,7 +152,7 @@ def run_on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> An
             f"{func} has no OpenCL kernel, and {OCL_FALLBACK}=error forbids the CPU"
         )
     break_trace()
-    refuse(f"{func} has no OpenCL kernel, and cannot run on the CPU")
+    refuse(f"{func} cannot run on the CPU")
     begin = time.perf_counter()
     tensors = [item for item in tree.tree_leaves((args, kwargs)) if isinstance(item, OclTensor)]
     index = next(

@@ -48,9 +48,10 @@ def import_torchvision_models() -> Any:
 
 def _has_operators(folder: Path) -> bool:
     """Return whether the operators in torchvision's folder were built for this torch."""
+    load: Any = torch.ops.load_library
     try:
         for library in folder.glob("_C*.so"):
-            torch.ops.load_library(library)
+            load(library)
     except OSError:
         return False
     return hasattr(torch.ops.torchvision, "nms")

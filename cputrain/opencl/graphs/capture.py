@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Draw(NamedTuple):
     """Random numbers that a captured operator draws, and where its launches take their position."""
 
-    count: int
+    num_values: int
     seeds: tuple[Slot, ...]
     offsets: tuple[Slot, ...]
 

@@ -143,13 +143,13 @@ class Graph:
 
     def _bind_random_numbers(self, launches: LaunchList) -> None:
         assert self._device is not None
-        count = sum(draw.count for draw in self._draws)
+        count = sum(draw.num_values for draw in self._draws)
         seed, offset = generator_of(self._device.index).reserve(count)
         for draw in self._draws:
             if seed != self._seed:
                 launches.bind(draw.seeds, np.uint64(seed))
             launches.bind(draw.offsets, np.uint64(offset))
-            offset += draw.count
+            offset += draw.num_values
         self._seed = seed
 
 

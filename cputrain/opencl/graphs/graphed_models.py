@@ -77,7 +77,7 @@ class GraphedModels:
         self, call: Callable[..., Any], model: nn.Module, /, *args: Any, **kwargs: Any
     ) -> Any:
         """Call a model, or replay the call."""
-        first = next(model.parameters(), None)
+        first: Any = next(model.parameters(), None)
         if not isinstance(first, OclTensor) or CAPTURES or not torch.is_grad_enabled():
             return call(model, *args, **kwargs)
         known = self._known_of(model, first)
@@ -226,7 +226,8 @@ class _Model:
             outputs = [each for each in tree.tree_leaves(returned) if isinstance(each, OclTensor)]
             for index, output in enumerate(outputs):
                 if output.requires_grad:
-                    output.register_hook(gradients.hook_of(index))
+                    register: Any = output.register_hook
+                    register(gradients.hook_of(index))
         return returned
 
     def _current_state(self) -> _State | None:

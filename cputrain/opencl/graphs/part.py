@@ -34,10 +34,11 @@ class Part:
         self._device = device
         self._launches = LaunchList(device, launches[span.start : span.stop])
         drawn = [
-            Draw(draw.count, within(draw.seeds, span), within(draw.offsets, span)) for draw in draws
+            Draw(draw.num_values, within(draw.seeds, span), within(draw.offsets, span))
+            for draw in draws
         ]
         self._draws = [draw for draw in drawn if draw.seeds]
-        self._num_drawn = sum(draw.count for draw in self._draws)
+        self._num_drawn = sum(draw.num_values for draw in self._draws)
         self._bound: dict[tuple[Slot, ...], Any] = {}
         self._seed: int | None = None
 
@@ -68,7 +69,7 @@ class Part:
             if seed != self._seed:
                 self._launches.bind(draw.seeds, np.uint64(seed))
             self._launches.bind(draw.offsets, np.uint64(offset))
-            offset += draw.count
+            offset += draw.num_values
         self._seed = seed
 
 

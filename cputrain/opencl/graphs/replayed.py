@@ -56,7 +56,8 @@ class Replay:
     def run(self) -> Any:
         """Return what the model returns."""
         graphed = self.graphed
-        outputs = iter(_Replayed.apply(self, *self.inputs, *graphed.trained))
+        function: Any = _Replayed
+        outputs = iter(function.apply(self, *self.inputs, *graphed.trained))
         if graphed.changed:
             increment_version(graphed.changed)
         values = [next(outputs) if each is None else each[0] for each in graphed.constants]
@@ -108,7 +109,8 @@ class Replay:
         with torch.enable_grad(), within_call():
             returned = tree.tree_leaves(self._call.run())
         self._generator.set_state(state)
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(buffers):
+        autograd: Any = torch.autograd
+        with torch.no_grad(), autograd._unsafe_preserve_version_counter(buffers):
             for buffer, copy in zip(buffers, copies, strict=True):
                 buffer.copy_(copy)
         outputs = [each for each in returned if isinstance(each, OclTensor)]
