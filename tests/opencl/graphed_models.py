@@ -708,14 +708,16 @@ def test_memory_is_that_of_the_model_alone_once_it_is_gone(replays):
 
 
 def test_a_model_that_its_forward_holds_is_collected(replays):
-    model = Block().to("ocl")
-    model.forward = lambda x: model.out(torch.tanh(model.left(torch.tanh(model.inner(x)))))
-    for _ in range(NUM_STEPS):
-        model(batches()[0][0]).sum().backward()
+    def train():
+        model = Block().to("ocl")
+        model.forward = lambda x: model.out(torch.tanh(model.left(torch.tanh(model.inner(x)))))
+        for _ in range(NUM_STEPS):
+            model(batches()[0][0]).sum().backward()
+        return weakref.ref(model)
+
+    reference = train()
     assert replays
     replays.clear()
-    reference = weakref.ref(model)
-    del model
     gc.collect()
     assert reference() is None
     assert not devices()[0].pinned
