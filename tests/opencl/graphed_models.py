@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cputrain.opencl.device import devices
 from cputrain.opencl.graphs.graphed_call import GraphedCall
-from cputrain.opencl.graphs.replayed import Replay
+from cputrain.opencl.graphs.replayed import ReplayedCall
 from cputrain.runtime.root_forward import within_call
 
 NUM_STEPS = 10
@@ -392,8 +392,10 @@ def flat(value: Any) -> list[Any]:
 def replays(monkeypatch):
     """The replayed calls."""
     calls = []
-    original = Replay.run
-    monkeypatch.setattr(Replay, "run", lambda self: calls.append(self.graphed) or original(self))
+    original = ReplayedCall.run
+    monkeypatch.setattr(
+        ReplayedCall, "run", lambda self: calls.append(self.graphed) or original(self)
+    )
     return calls
 
 

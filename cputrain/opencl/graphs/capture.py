@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cputrain.opencl.device import Device, DeviceMemory
 from cputrain.opencl.generator import Generator, TracedInt, generator_of
-from cputrain.opencl.graphs.launch_list import Launch, Slot
+from cputrain.opencl.graphs.launch_list import ArgumentSlot, Launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,8 @@ class Draw(NamedTuple):
     """Random numbers that a captured operator draws, and where its launches take their position."""
 
     num_values: int
-    seeds: tuple[Slot, ...]
-    offsets: tuple[Slot, ...]
+    seeds: tuple[ArgumentSlot, ...]
+    offsets: tuple[ArgumentSlot, ...]
 
 
 class Capture:
@@ -80,11 +80,11 @@ class Capture:
 
     def draws(self) -> list[Draw]:
         """Return the draws of random numbers, with the arguments that depend on them."""
-        slots: dict[int, list[Slot]] = {}
+        slots: dict[int, list[ArgumentSlot]] = {}
         for number, launch in enumerate(self.launches):
             for index, value in enumerate(launch.arguments):
                 if type(value) is TracedInt:
-                    slots.setdefault(id(value), []).append(Slot(number, index))
+                    slots.setdefault(id(value), []).append(ArgumentSlot(number, index))
         return [
             Draw(count, tuple(slots.get(id(seed), ())), tuple(slots.get(id(first), ())))
             for count, seed, first in self.drawn

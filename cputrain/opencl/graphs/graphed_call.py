@@ -69,7 +69,7 @@ class NewMemory(NamedTuple):
     slots: BufferSlots
 
 
-class Result(NamedTuple):
+class ReturnedTensor(NamedTuple):
     """A tensor that a replay returns."""
 
     memory: int
@@ -79,7 +79,7 @@ class Result(NamedTuple):
     metadata: TensorMeta
 
 
-class _Captured(NamedTuple):
+class _CapturedTensors(NamedTuple):
     """Tensors of a capture."""
 
     inputs: list[OclTensor]
@@ -141,7 +141,9 @@ class GraphedCall:
             raise CaptureError(f"{type(error).__name__}: {error}") from error
         return pinned
 
-    def _run(self, capture: Capture, call: ModelCall, originals: list[OclTensor]) -> _Captured:
+    def _run(
+        self, capture: Capture, call: ModelCall, originals: list[OclTensor]
+    ) -> _CapturedTensors:
         """Call the model and autograd while launches are captured."""
         versions = [(each, each._version) for each in (*originals, *self._held)]
         with torch.enable_grad():
@@ -170,9 +172,9 @@ class GraphedCall:
             [outputs[index] for index in incoming], wanted, list(incoming.values()),
             allow_unused=True,
         )  # fmt: skip
-        return _Captured(inputs, outputs, incoming, gradients)
+        return _CapturedTensors(inputs, outputs, incoming, gradients)
 
-    def _prepare(self, capture: Capture, captured: _Captured) -> None:
+    def _prepare(self, capture: Capture, captured: _CapturedTensors) -> None:
         """Find out which launches take which tensors, and make lists of them."""
         launches, draws = capture.launches, capture.draws()
         if len(launches) < MIN_LAUNCHES:
@@ -259,7 +261,7 @@ class GraphedCall:
             part.bind(new.slots.backward, memory.buffer)
         part.run()
 
-        def tensor_of(result: Result) -> OclTensor:
+        def tensor_of(result: ReturnedTensor) -> OclTensor:
             if result.is_new:
                 return result.metadata.tensor_in(memories[result.memory])
             return result.metadata.view_of(gradients[result.memory])
@@ -286,7 +288,7 @@ class Flight:
 def _results(
     capture: Capture, uses: Uses, tensors: Sequence[OclTensor], begin: int,
     incoming: Mapping[int, int],
-) -> tuple[list[NewMemory], list[Result]]:  # fmt: skip
+) -> tuple[list[NewMemory], list[ReturnedTensor]]:  # fmt: skip
     """Return the memory of tensors that a part returns, and where each is in it.
 
     Args:
@@ -302,7 +304,7 @@ def _results(
     for tensor in tensors:
         key, memory = _key_of(tensor), tensor.memory
         if key in incoming:
-            results.append(Result(incoming[key], is_new=False, metadata=tensor.metadata))
+            results.append(ReturnedTensor(incoming[key], is_new=False, metadata=tensor.metadata))
             continue
         if capture.born.get(key, -1) < begin:
             raise CaptureError("a result is in the memory of an argument or of another result")
@@ -310,7 +312,7 @@ def _results(
             numbers[key] = len(new)
             slots = uses.slots(memory.buffer, capture.born[key])
             new.append(NewMemory(memory.size, memory.used, slots))
-        results.append(Result(numbers[key], is_new=True, metadata=tensor.metadata))
+        results.append(ReturnedTensor(numbers[key], is_new=True, metadata=tensor.metadata))
     return new, results
 
 

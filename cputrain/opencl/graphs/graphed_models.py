@@ -25,7 +25,7 @@ from cputrain.opencl.graphs.graphed_call import (
     ModelCall,
     layout_of,
 )
-from cputrain.opencl.graphs.replayed import Replay
+from cputrain.opencl.graphs.replayed import ReplayedCall
 from cputrain.opencl.tensor import OclTensor
 from cputrain.runtime.effects import effect_of
 from cputrain.step.model_tensors import CompileError, ModelTensors
@@ -68,7 +68,7 @@ class GraphedModels:
     """All models of this process, whose root calls go through `call_model`."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakSet[_Model] = weakref.WeakSet()
+        self._known: weakref.WeakSet[_KnownModel] = weakref.WeakSet()
         self.num_replayed = 0
         """Number of calls that were replayed."""
         SHORTAGE_HOOKS.append(self._give_back)
@@ -92,15 +92,15 @@ class GraphedModels:
             return replay.run()
         return known.observe(model_call)
 
-    def _known_of(self, model: nn.Module, first: OclTensor) -> _Model:
+    def _known_of(self, model: nn.Module, first: OclTensor) -> _KnownModel:
         """Return what is known of a model.
 
         Its first parameter holds it, as it may hold the model: both are collected together.
         """
-        by_model: dict[int, _Model] = first.__dict__.setdefault(ATTRIBUTE, {})
+        by_model: dict[int, _KnownModel] = first.__dict__.setdefault(ATTRIBUTE, {})
         known = by_model.get(id(model))
         if known is None or known.reference() is not model:
-            known = by_model[id(model)] = _Model(model)
+            known = by_model[id(model)] = _KnownModel(model)
             self._known.add(known)
         return known
 
@@ -123,26 +123,26 @@ class GraphedModels:
         """Do nothing: the device stays registered."""
 
 
-class _Seen:
+class _SeenCall:
     """A call that was seen: how often, and of which outputs `backward` gave gradients."""
 
     def __init__(self) -> None:
         self.num_same = 0
         self.gradients: dict[int, TensorMeta] = {}
-        self._waiting: deque[_Gradients] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[_SeenGradients] = deque(maxlen=MAX_WAITING)
 
-    def new_gradients(self) -> _Gradients:
+    def new_gradients(self) -> _SeenGradients:
         """Count the calls whose backward is over; return what notes the gradients of a new one."""
         while self._waiting and self._waiting[0].tasks:
             last = self._waiting.popleft()
             is_same = last.is_plain and last.by_output == self.gradients
             self.num_same = self.num_same + 1 if is_same else int(last.is_plain)
             self.gradients = last.by_output if last.is_plain else {}
-        self._waiting.append(_Gradients())
+        self._waiting.append(_SeenGradients())
         return self._waiting[-1]
 
 
-class _Gradients:
+class _SeenGradients:
     """What the backward of one call has given: metadata of gradients by the output's index."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class _Gradients:
         return len(self.tasks) == 1 and None not in self.by_output.values()
 
 
-class _State(NamedTuple):
+class _ModelState(NamedTuple):
     """Tensors and values of a model."""
 
     tensors: ModelTensors
@@ -173,7 +173,7 @@ class _State(NamedTuple):
     trained: list[Any]
 
 
-class _Model:
+class _KnownModel:
     """What is known of a model, and its captured calls."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -182,8 +182,8 @@ class _Model:
         """The thread that calls it: torch's nodes are made under a lock of each parameter."""
         self.reason = ""
         """Why its calls are not replayed; "" if they may be."""
-        self._states: list[_State] = []
-        self._calls: dict[Any, _Seen | GraphedCall] = {}
+        self._states: list[_ModelState] = []
+        self._calls: dict[Any, _SeenCall | GraphedCall] = {}
         self._num_graphs = 0
         devices = {
             each.memory.device if isinstance(each, OclTensor) else None
@@ -192,7 +192,7 @@ class _Model:
         if len(devices) != 1 or None in devices:
             self.reason = "not all parameters are on one OpenCL device"
 
-    def replay_of(self, call: ModelCall) -> Replay | None:
+    def replay_of(self, call: ModelCall) -> ReplayedCall | None:
         """Return the replay of a call; None if there is none."""
         state = self._current_state()
         if state is None:
@@ -206,7 +206,7 @@ class _Model:
             if graphed is None:
                 return None
         flight = graphed.begin()
-        return None if flight is None else Replay(graphed, flight, call)
+        return None if flight is None else ReplayedCall(graphed, flight, call)
 
     def observe(self, call: ModelCall) -> Any:
         """Call the model, and note for which outputs its backward is called."""
@@ -220,8 +220,8 @@ class _Model:
             if len(self._calls) == MAX_KEYS:
                 self.reason = "calls differ from step to step"
                 return returned
-            seen = self._calls[key] = _Seen()
-        if isinstance(seen, _Seen):
+            seen = self._calls[key] = _SeenCall()
+        if isinstance(seen, _SeenCall):
             gradients = seen.new_gradients()
             outputs = [each for each in tree.tree_leaves(returned) if isinstance(each, OclTensor)]
             for index, output in enumerate(outputs):
@@ -230,13 +230,13 @@ class _Model:
                     register(gradients.hook_of(index))
         return returned
 
-    def _current_state(self) -> _State | None:
+    def _current_state(self) -> _ModelState | None:
         for state in self._states:
             if state.memory.is_current() and state.tensors.is_current():
                 return state
         return None
 
-    def _new_state(self, model: nn.Module) -> _State | None:
+    def _new_state(self, model: nn.Module) -> _ModelState | None:
         if len(self._states) == MAX_STATES:
             change = self._states[-1].tensors.values.difference() or "a value of the model"
             self.leave(f"{change} changes from step to step")
@@ -251,11 +251,13 @@ class _Model:
             self.reason = str(error)
             return None
         trained = [each for each in tensors.parameters.values() if each.requires_grad]
-        state = _State(tensors, OclMemory(attributes_of(model)), trained)
+        state = _ModelState(tensors, OclMemory(attributes_of(model)), trained)
         self._states.append(state)
         return state
 
-    def _capture(self, key: Any, seen: _Seen, state: _State, call: ModelCall) -> GraphedCall | None:
+    def _capture(
+        self, key: Any, seen: _SeenCall, state: _ModelState, call: ModelCall
+    ) -> GraphedCall | None:
         device: Device = state.trained[0].memory.device
         share = device.stats().reserved * MEMORY_SHARE
         if self._num_graphs and (self._num_graphs == MAX_GRAPHS or share > device.memory_bytes):

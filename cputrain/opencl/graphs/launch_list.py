@@ -25,7 +25,7 @@ class Launch(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-class Slot(NamedTuple):
+class ArgumentSlot(NamedTuple):
     """An argument of a launch in a list."""
 
     launch: int
@@ -55,7 +55,7 @@ class LaunchList:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def bind(self, slots: Sequence[Slot], value: Any) -> None:
+    def bind(self, slots: Sequence[ArgumentSlot], value: Any) -> None:
         """Set arguments of launches to a buffer or a number of eight bytes."""
         for launch, argument in slots:
             self._kernels[launch].set_arg(argument, value)

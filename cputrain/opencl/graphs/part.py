@@ -8,7 +8,7 @@ import numpy as np
 
 from cputrain.opencl.generator import generator_of
 from cputrain.opencl.graphs.capture import Draw
-from cputrain.opencl.graphs.launch_list import LaunchList, Slot
+from cputrain.opencl.graphs.launch_list import ArgumentSlot, LaunchList
 
 if TYPE_CHECKING:
     from typing import Any
@@ -39,7 +39,7 @@ class Part:
         ]
         self._draws = [draw for draw in drawn if draw.seeds]
         self._num_drawn = sum(draw.num_values for draw in self._draws)
-        self._bound: dict[tuple[Slot, ...], Any] = {}
+        self._bound: dict[tuple[ArgumentSlot, ...], Any] = {}
         self._seed: int | None = None
 
     @property
@@ -50,7 +50,7 @@ class Part:
     def __len__(self) -> int:
         return len(self._launches)
 
-    def bind(self, slots: tuple[Slot, ...], buffer: Any) -> None:
+    def bind(self, slots: tuple[ArgumentSlot, ...], buffer: Any) -> None:
         """Have the launches use a buffer."""
         if slots and self._bound.get(slots) is not buffer:
             self._launches.bind(slots, buffer)
@@ -76,8 +76,8 @@ class Part:
 class BufferSlots(NamedTuple):
     """Arguments of the launches of a forward and of a backward that take one buffer."""
 
-    forward: tuple[Slot, ...]
-    backward: tuple[Slot, ...]
+    forward: tuple[ArgumentSlot, ...]
+    backward: tuple[ArgumentSlot, ...]
 
 
 class Uses:
@@ -90,11 +90,11 @@ class Uses:
 
     def __init__(self, capture: Capture, num_forward: int) -> None:
         self._spans = range(num_forward), range(num_forward, len(capture.launches))
-        self._slots: dict[int, list[Slot]] = {}
+        self._slots: dict[int, list[ArgumentSlot]] = {}
         for number, launch in enumerate(capture.launches):
             for index, value in enumerate(launch.arguments):
                 if capture.device.is_writable_buffer(value):
-                    self._slots.setdefault(id(value), []).append(Slot(number, index))
+                    self._slots.setdefault(id(value), []).append(ArgumentSlot(number, index))
 
     @property
     def buffers(self) -> set[int]:
@@ -107,8 +107,10 @@ class Uses:
         return BufferSlots(*(within(slots, span) for span in self._spans))
 
 
-def within(slots: Any, span: range) -> tuple[Slot, ...]:
+def within(slots: Any, span: range) -> tuple[ArgumentSlot, ...]:
     """Return the arguments of launches in a range, with the launches counted from its start."""
     return tuple(
-        Slot(slot.launch - span.start, slot.argument) for slot in slots if slot.launch in span
+        ArgumentSlot(slot.launch - span.start, slot.argument)
+        for slot in slots
+        if slot.launch in span
     )

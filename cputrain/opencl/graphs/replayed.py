@@ -31,7 +31,7 @@ CHANGED = (
 """What is raised where a call cannot be made again."""
 
 
-class Replay:
+class ReplayedCall:
     """A call that is replayed.
 
     Args:
@@ -56,7 +56,7 @@ class Replay:
     def run(self) -> Any:
         """Return what the model returns."""
         graphed = self.graphed
-        function: Any = _Replayed
+        function: Any = _ReplayedFunction
         outputs = iter(function.apply(self, *self.inputs, *graphed.trained))
         if graphed.changed:
             increment_version(graphed.changed)
@@ -128,11 +128,11 @@ class Replay:
         )  # fmt: skip
 
 
-class _Replayed(Function):
+class _ReplayedFunction(Function):
     """Outputs of a replayed forward, with a replayed backward."""
 
     @staticmethod
-    def forward(ctx: Any, replay: Replay, *_: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, replay: ReplayedCall, *_: Tensor) -> tuple[Tensor, ...]:
         graphed = replay.graphed
         outputs = graphed.run_forward(replay.inputs)
         ctx.replay = replay
@@ -146,7 +146,7 @@ class _Replayed(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         _, *kept = ctx.saved_tensors
-        replay: Replay = ctx.replay
+        replay: ReplayedCall = ctx.replay
         graphed = replay.graphed
         taken: Any
         if replay.is_expected(gradients):
