@@ -66,8 +66,10 @@ class DeviceMemory:
         """Kernel calls from the last upload to this memory, if few; see fallback_policy."""
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # (a compiler may create instances without __init__)
+        try:  # (no name of this module but within `free`: at exit they may be gone)
             self.device.free(self)
+        except AttributeError:  # (a compiler may create instances without __init__)
+            return
 
 
 class HostDirty(DeviceMemory):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -211,6 +212,15 @@ class GraphedCall:
         self._gradient_results = [
             None if each is None else next(supply) for each in captured.gradients
         ]
+        of_parameters = self._gradient_results[len(captured.gradients) - len(self.trained) :]
+        owners = Counter(each.memory for each in results if each.is_new)
+        self.are_kept = [
+            each is not None and each.is_new and owners[each.memory] == 1
+            and each.metadata.stride == parameter.metadata.stride
+            and is_dense(parameter.metadata.size, parameter.metadata.stride)
+            for parameter, each in zip(self.trained, of_parameters, strict=True)
+        ]  # fmt: skip
+        """Whether torch keeps gradients of parameters as they are: they lie as these do."""
 
     def begin(self) -> Flight | None:
         """Return the state of a new replay; None while the memory of another is needed."""

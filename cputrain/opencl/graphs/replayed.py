@@ -128,6 +128,30 @@ class ReplayedCall:
         )  # fmt: skip
 
 
+def _accumulate(graphed: GraphedCall, gradients: Sequence[Any]) -> list[Any]:
+    """Add gradients to those of parameters as torch does; return those that torch must add.
+
+    Torch calls several operators for each parameter.
+    """
+    left: list[Any] = [None] * len(gradients)
+    sums, terms = [], []
+    triples = zip(graphed.trained, gradients, graphed.are_kept, strict=True)
+    for index, (parameter, gradient, is_kept) in enumerate(triples):
+        before: Any = parameter.grad
+        if not is_kept or (
+            before is not None and getattr(before, "metadata", None) is not gradient.metadata
+        ):
+            left[index] = gradient
+        elif before is None:
+            parameter.grad = gradient
+        else:
+            sums.append(before)
+            terms.append(gradient)
+    if sums:
+        torch._foreach_add_(sums, terms)
+    return left
+
+
 class _ReplayedFunction(Function):
     """Outputs of a replayed forward, with a replayed backward."""
 
@@ -159,5 +183,17 @@ class _ReplayedFunction(Function):
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             replay.flight.is_over = True
         supply = iter(taken)
-        arguments = (*replay.inputs, *graphed.trained)
-        return (None, *(next(supply) if each.requires_grad else None for each in arguments))
+        of_inputs = [next(supply) if each.requires_grad else None for each in replay.inputs]
+        of_parameters: Sequence[Any] = list(supply)
+        if replay.is_used and _accumulates(ctx, len(of_inputs)):
+            of_parameters = _accumulate(graphed, of_parameters)
+        return (None, *of_inputs, *of_parameters)
+
+
+def _accumulates(ctx: Any, num_inputs: int) -> bool:
+    """Return whether gradients of all parameters are added to `grad`, as by `backward`."""
+    is_run: Any = torch._C._will_engine_execute_node
+    try:
+        return all(is_run(node) for node, _ in ctx.next_functions[num_inputs:])
+    except RuntimeError:  # torch.autograd.grad returns them
+        return False
