@@ -127,4 +127,5 @@ def train(make, steps):
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[2]))
-    print(json.dumps({name: train(make, int(sys.argv[1])) for name, make in NETWORKS.items()}))
+    names = sys.argv[3:] or NETWORKS
+    print(json.dumps({name: train(NETWORKS[name], int(sys.argv[1])) for name in names}))
