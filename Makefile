@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TYPES_VENV ?= .venv-types
 BIN := $(VENV)/bin
-# files of tests that run at once: one more than two cores, as many tests wait
+# files of tests that run at once: more than two cores, as many tests wait
 AT_ONCE ?= 3
 PIP := -m pip install --quiet --constraint constraints.txt
 
@@ -20,6 +20,7 @@ demo: $(VENV)/installed  ## See a training run, and how much faster it was than 
 # files of tests beside one another
 PYTEST := -m pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
+test: AT_ONCE = 4
 test: $(VENV)/tested  ## Every promise: what a change must pass before it is proposed.
 	$(BIN)/python $(PYTEST) -m "not long"
 

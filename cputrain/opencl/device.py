@@ -332,6 +332,9 @@ class Device:
             cached = self._free[size] = []
         cached.append((buffer, host))
 
+    def check_process(self) -> None:
+        """Raise an error in a forked process, which cannot use the device."""
+
     def pin(self, buffers: Sequence[Any]) -> None:
         """Keep the memory of buffers from other tensors until `unpin`, even without a tensor."""
         for buffer in buffers:
@@ -386,6 +389,9 @@ class ForkedDevice(Device):
 
     def run(self, kernel: Any, global_size: Any, local_size: Any, arguments: Sequence[Any]) -> None:  # noqa: ARG002
         raise self._error(f"run {kernel.function_name}")
+
+    def check_process(self) -> None:
+        raise self._error("replay a graph")
 
     def constant(self, host: Any) -> Any:
         raise self._error(f"allocate {len(host)} bytes")
@@ -446,14 +452,28 @@ def to_torch_error(error: BaseException) -> BaseException:
     """Translate a PyOpenCL error into the error that torch would raise; return others as is."""
     if not isinstance(error, cl().Error):
         return error
+    return _torch_error(str(error), is_out_of_memory=isinstance(error, cl().MemoryError))
+
+
+OUT_OF_MEMORY = (-4, -5, -6)
+"""Status codes: allocation failure, out of resources, out of host memory."""
+
+
+def error_of_status(status: int) -> BaseException:
+    """Return the error that torch would raise for the status code of a call into the driver."""
+    name = cl().status_code.to_string(status)
+    return _torch_error(name, is_out_of_memory=status in OUT_OF_MEMORY)
+
+
+def _torch_error(text: str, *, is_out_of_memory: bool) -> BaseException:
     import torch
 
-    if isinstance(error, cl().MemoryError):
+    if is_out_of_memory:
         return torch.OutOfMemoryError(
-            f"an OpenCL device has no memory left ({error}). Use a smaller batch."
+            f"an OpenCL device has no memory left ({text}). Use a smaller batch."
         )
     return RuntimeError(
-        f"an OpenCL device failed ({error}). If it was reset or removed, restart the process; else "
+        f"an OpenCL device failed ({text}). If it was reset or removed, restart the process; else "
         "report this error with the driver's version, which cputrain info prints."
     )
 

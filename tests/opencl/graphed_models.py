@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cputrain.opencl.device import devices
 from cputrain.opencl.graphs.graphed_call import GraphedCall
+from cputrain.opencl.graphs.graphed_models import GraphedModels
 from cputrain.opencl.graphs.replayed import ReplayedCall
 from cputrain.runtime.root_forward import within_call
 
@@ -718,16 +719,16 @@ def test_threads_call_one_model(replays):
 
 
 def test_graphs_are_dropped_where_memory_is_short(replays, monkeypatch):
-    model = Block(width=4000).to("ocl")
+    model = Block(width=800).to("ocl")
     losses = list(plain_loop(model))
     assert replays
     device = devices()[0]
     torch.ocl.empty_cache()
     monkeypatch.setattr(device, "memory_bytes", device.stats().reserved + 1000)
     assert device.pinned
-    x = torch.ones(1 << 14, device="ocl")
+    x = torch.ones(1 << 11, device="ocl")
     assert not device.pinned
-    assert x.sum().item() == 1 << 14
+    assert x.sum().item() == 1 << 11
     more = list(plain_loop(model))
     assert len(more) == len(losses)
 
@@ -841,13 +842,17 @@ def generated(seed: int) -> Any:
 
 @pytest.mark.parametrize("part", range(5))
 def test_generated_loops(part, pytestconfig, replays):
-    number = 6 if pytestconfig.option.markexpr == "not long" else 40
+    number = 3 if pytestconfig.option.markexpr == "not long" else 40
     for seed in range(part * number, (part + 1) * number):
-        assert_same(generated(seed), lambda seed=seed: nn.Sequential(*pieces(random.Random(seed))))
+        chance = random.Random(seed)
+        layers = pieces(chance)
+        assert_same(generated(seed), lambda layers=layers: nn.Sequential(*copy.deepcopy(layers)))
     assert replays
 
 
-@pytest.mark.parametrize("end", ["", "import sys; sys.exit(3)", "model.keep = loss", "torch.kept = model"])
+@pytest.mark.parametrize(
+    "end", ["", "import sys; sys.exit(3)", "model.keep = loss", "torch.kept = model"]
+)
 def test_nothing_is_said_at_exit(tmp_path, end):
     path = tmp_path / "script.py"
     path.write_text(
@@ -862,3 +867,27 @@ def test_nothing_is_said_at_exit(tmp_path, end):
         [sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stderr) == (3 if "exit" in end else 0, "")
+
+
+def test_the_last_line_tells_what_was_replayed(monkeypatch, tmp_path):
+    monkeypatch.setattr(devices()[0], "is_cpu", False)
+    graphed = GraphedModels()
+    monkeypatch.setattr("cputrain.opencl.graphs.graphed_models.SHORTAGE_HOOKS", [])
+
+    def train(make):
+        model = make().to("ocl")
+        for x, _ in batches():
+            graphed.call_model(within(nn.Module.__call__), model, x).sum().backward()
+
+    def within(call):
+        def inner(*args):
+            with within_call():
+                return call(*args)
+
+        return inner
+
+    train(Counts)
+    assert graphed.describe().startswith("calls on ocl not replayed: ")
+    assert "calls" in graphed.describe()
+    train(Plain)
+    assert graphed.describe() == "replayed 6 forward passes on ocl"

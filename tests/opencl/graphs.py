@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import random
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -208,6 +210,36 @@ class TestRefusals:
             graph.replay()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_cannot_replay():
+    x = torch.zeros(4, device="ocl")
+    with Graph() as graph:
+        x += 1
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            graph.replay()
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        assert "cannot replay a graph in a forked subprocess" in file.read()
+
+
+@pytest.mark.parametrize(("status", "kind"), [(-4, torch.OutOfMemoryError), (-52, RuntimeError)])
+def test_an_error_of_the_driver_is_torchs(monkeypatch, status, kind):
+    x = torch.zeros(4, device="ocl")
+    with Graph() as graph:
+        x += 1
+    driver = SimpleNamespace(clEnqueueNDRangeKernel=lambda *_: status)
+    monkeypatch.setattr("cputrain.opencl.graphs.launch_list._driver", lambda: driver)
+    with pytest.raises(kind, match=r"an OpenCL device .* \(.*[A-Z]{3}"):
+        graph.replay()
+
+
 def step_of(model, optimizer, x, y):
     optimizer.zero_grad(set_to_none=True)
     loss = functional.cross_entropy(model(x), y)
@@ -315,7 +347,7 @@ def program(seed):
 @pytest.mark.parametrize("part", range(4))
 def test_generated_programs(part, pytestconfig):
     """Replays have the bits of the same program without a graph."""
-    number = 12 if pytestconfig.option.markexpr == "not long" else 250
+    number = 5 if pytestconfig.option.markexpr == "not long" else 250
     for seed in range(part * number, (part + 1) * number):
         run = program(seed)
         inputs = [torch.randn(4, 6).to("ocl") for _ in range(3)]

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Block
 
 
+REFUSED = " while a graph is captured"
+"""What follows in an error on what cannot be captured."""
+
+
 class Draw(NamedTuple):
     """Random numbers that a captured operator draws, and where its launches take their position."""
 
@@ -153,7 +157,7 @@ def refuse(what: str) -> None:
     """Raise an error if the calling thread is captured."""
     if any(capture.is_of_this_thread for capture in list(CAPTURES.values())):
         raise RuntimeError(
-            f"{what} while a graph is captured: operators are written down and have no values yet. "
-            "Read values, copy from the CPU, and call operators without an OpenCL kernel before "
-            "capture_begin() or after capture_end()."
+            f"{what}{REFUSED}: operators are written down and have no values yet. Read values, "
+            "copy from the CPU, and call operators without an OpenCL kernel before capture_begin() "
+            "or after capture_end()."
         )

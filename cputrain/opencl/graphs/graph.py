@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cputrain.errors import CputrainError
 from cputrain.opencl.device import CURRENT_DEVICE, devices
-from cputrain.opencl.generator import generator_of
 from cputrain.opencl.graphs.capture import CAPTURES, Capture
-from cputrain.opencl.graphs.launch_list import LaunchList
+from cputrain.opencl.graphs.part import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     from cputrain.opencl.device import Device
-    from cputrain.opencl.graphs.capture import Draw
 
 
 class Graph:
@@ -46,19 +41,16 @@ class Graph:
         capture_error_mode: str = "default",
     ) -> None:
         self.graph_pool, self.capture_error_mode = pool, capture_error_mode
-        self._lock = threading.RLock()
         self._capture: Capture | None = None
         self._device: Device | None = None
-        self._launches: LaunchList | None = None
-        self._draws: Sequence[Draw] = ()
+        self._part: Part | None = None
         self._buffers: list[Any] = []
-        self._seed: int | None = None
         self._hook: Any = None
 
     def capture_begin(self) -> None:
         """Begin to write down what this thread runs on the current device."""
         device = devices()[CURRENT_DEVICE.index]
-        if self._capture is not None or self._launches is not None:
+        if self._capture is not None or self._part is not None:
             raise RuntimeError(
                 "capture_begin: this graph has been captured already. Call reset() before."
             )
@@ -82,32 +74,28 @@ class Graph:
                 "capture_end", "needs kernels that take the position of their random numbers",
                 found="one that computes with it", do="Report this error.",
             )  # fmt: skip
-        self._device, self._buffers, self._draws = capture.device, buffers, draws
-        self._launches = LaunchList(capture.device, capture.launches)
-        self._seed = None
+        launches = capture.launches
+        self._device, self._buffers = capture.device, buffers
+        self._part = Part(capture.device, launches, draws, range(len(launches)))
 
     def instantiate(self) -> None:
         """Do nothing: `capture_end` has made all that `replay` needs."""
 
     def replay(self) -> None:
         """Run the operators again."""
-        device, launches = self._device, self._launches
-        if device is None or launches is None:
+        if self._part is None:
             raise RuntimeError(
                 "replay: this graph has not been captured. Call capture_begin() and capture_end() "
                 "before, or use the graph as a context manager."
             )
-        with self._lock, device.lock:
-            if self._draws:
-                self._bind_random_numbers(launches)
-            launches.enqueue()
+        self._part.run()
 
     def reset(self) -> None:
         """Drop what was captured; the graph can be captured again."""
         if self._capture is not None:
             self._abort()
         device, buffers = self._device, self._buffers
-        self._device, self._launches, self._draws, self._buffers = None, None, (), []
+        self._device, self._part, self._buffers = None, None, []
         if device is not None:
             device.unpin(buffers)  # (commands that use them come before those that will)
 
@@ -140,17 +128,6 @@ class Graph:
     def _abort(self) -> None:
         capture = self._take_capture()
         capture.device.unpin(capture.end())
-
-    def _bind_random_numbers(self, launches: LaunchList) -> None:
-        assert self._device is not None
-        count = sum(draw.num_values for draw in self._draws)
-        seed, offset = generator_of(self._device.index).reserve(count)
-        for draw in self._draws:
-            if seed != self._seed:
-                launches.bind(draw.seeds, np.uint64(seed))
-            launches.bind(draw.offsets, np.uint64(offset))
-            offset += draw.num_values
-        self._seed = seed
 
 
 def _check_optimizer(capture: Capture, optimizer: Any, *_: object) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as tree
 
 from cputrain.opencl.device import MIN_BLOCK_BYTES
-from cputrain.opencl.graphs.capture import CAPTURES, Capture
+from cputrain.opencl.graphs.capture import CAPTURES, REFUSED, Capture
 from cputrain.opencl.graphs.part import BufferSlots, Part, Uses
 from cputrain.opencl.shapes import is_dense
 from cputrain.opencl.tensor import OclTensor, interned_meta
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 MIN_LAUNCHES = 12
 """Least number of launches of a forward and backward that is replayed: others gain nothing."""
+
+
+FEW_LAUNCHES = "it has few launches"
+"""Why a small call is not replayed."""
 
 
 class CaptureError(Exception):
@@ -139,7 +143,8 @@ class GraphedCall:
             self.device.unpin(pinned)
             if isinstance(error, CaptureError) or not isinstance(error, Exception):
                 raise
-            raise CaptureError(f"{type(error).__name__}: {error}") from error
+            reason = str(error).partition(REFUSED)[0] or type(error).__name__
+            raise CaptureError(reason) from error
         return pinned
 
     def _run(
@@ -179,7 +184,7 @@ class GraphedCall:
         """Find out which launches take which tensors, and make lists of them."""
         launches, draws = capture.launches, capture.draws()
         if len(launches) < MIN_LAUNCHES:
-            raise CaptureError("it has few launches")
+            raise CaptureError(FEW_LAUNCHES)
         if not all(draw.seeds and draw.offsets for draw in draws):
             raise CaptureError("a kernel computes with the position of its random numbers")
         uses = Uses(capture, self._num_forward)

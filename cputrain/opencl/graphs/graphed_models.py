@@ -20,6 +20,7 @@ from cputrain.counting import counted
 from cputrain.opencl.device import SHORTAGE_HOOKS
 from cputrain.opencl.graphs.capture import CAPTURES
 from cputrain.opencl.graphs.graphed_call import (
+    FEW_LAUNCHES,
     CaptureError,
     GraphedCall,
     ModelCall,
@@ -69,6 +70,7 @@ class GraphedModels:
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet[_KnownModel] = weakref.WeakSet()
+        self._reason = ""
         self.num_replayed = 0
         """Number of calls that were replayed."""
         SHORTAGE_HOOKS.append(self._give_back)
@@ -84,6 +86,8 @@ class GraphedModels:
         if known.thread != threading.get_ident():
             known.leave("several threads call the model")
         if known.reason:
+            if known.reason != FEW_LAUNCHES and not known.is_on_cpu:
+                self._reason = self._reason or known.reason
             return call(model, *args, **kwargs)
         model_call = ModelCall(call, model, args, kwargs)
         replay = known.replay_of(model_call)
@@ -110,14 +114,10 @@ class GraphedModels:
         return any(dropped)
 
     def describe(self) -> str:
-        """Return how many calls were replayed."""
+        """Return how many calls were replayed, or why no call of a model on a GPU was."""
         if not self.num_replayed:
-            return ""
+            return f"calls on ocl not replayed: {self._reason}" if self._reason else ""
         return f"replayed {counted(self.num_replayed, 'forward pass', 'forward passes')} on ocl"
-
-    def reasons(self) -> list[str]:
-        """Return why calls of models are not replayed."""
-        return [known.reason for known in self._known if known.reason]
 
     def undo(self) -> None:
         """Do nothing: the device stays registered."""
@@ -189,6 +189,8 @@ class _KnownModel:
             each.memory.device if isinstance(each, OclTensor) else None
             for each in model.parameters()
         }
+        self.is_on_cpu = any(device is not None and device.is_cpu for device in devices)
+        """Whether its device is the CPU, on which many operators are torch's own."""
         if len(devices) != 1 or None in devices:
             self.reason = "not all parameters are on one OpenCL device"
 
@@ -361,7 +363,7 @@ def _key(state: int, call: ModelCall) -> Any:
                 return None
             parts.append((layout, leaf.requires_grad))
         elif type(leaf) in PLAIN_TYPES:
-            parts.append((type(leaf), leaf))
+            parts.append((type(leaf), leaf or str(leaf)))  # (tell -0.0 from 0.0)
         else:
             return None
     key = tuple(parts)

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from cputrain.machine.opencl import cl
-from cputrain.opencl.device import clone_kernel
+from cputrain.opencl.device import clone_kernel, error_of_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,11 +62,12 @@ class LaunchList:
 
     def enqueue(self) -> None:
         """Enqueue all launches."""
+        self._device.check_process()
         enqueue = _driver().clEnqueueNDRangeKernel
         for arguments in self._calls:
             status = enqueue(*arguments)
             if status:
-                raise cl().RuntimeError("clEnqueueNDRangeKernel", status)
+                raise error_of_status(status)
 
 
 def _arguments_of_call(device: Device, kernel: Any, launch: Launch) -> tuple[Any, ...]:
