@@ -365,11 +365,19 @@ class Device:
                 except IndexError:  # another thread allocates
                     break
                 num_bytes += size
-        self.finish()  # kernels may still use released blocks
+        self.wait()  # kernels may still use released blocks
         self._reserved -= num_bytes
 
-    def finish(self) -> None:
-        """Wait until all enqueued commands have finished."""
+    def finish(self, memory: DeviceMemory | None = None) -> None:  # noqa: ARG002
+        """Wait until all enqueued commands have finished.
+
+        Args:
+            memory: What is to be read, if nothing else is.
+        """
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until all enqueued commands have finished, also while a graph is captured."""
         break_trace()
         try:
             self.queue.finish()
@@ -399,7 +407,7 @@ class ForkedDevice(Device):
     def upload(self, memory: DeviceMemory) -> None:
         raise self._error(f"write {memory.size} bytes")
 
-    def finish(self) -> None:
+    def wait(self) -> None:
         raise self._error("finish")
 
     def _error(self, task: str) -> RuntimeError:
@@ -429,11 +437,27 @@ _types: dict[Any, list[Any]] = {}
 """Dtypes of scalar arguments by kernel object, for `clone_kernel`."""
 
 
-def set_argument_types(kernel: Any, types: Sequence[Any]) -> Any:
-    """Set the dtypes of a kernel's scalar arguments (None for buffers) and return the kernel."""
+_written: dict[Any, Sequence[bool]] = {}
+"""By kernel object: which arguments it may write to."""
+
+
+def set_argument_types(kernel: Any, types: Sequence[Any], written: Sequence[bool]) -> Any:
+    """Describe a kernel's arguments and return the kernel.
+
+    Args:
+        kernel: The kernel object.
+        types: Dtypes of scalar arguments; None for buffers.
+        written: Which arguments it may write to.
+    """
     kernel.set_scalar_arg_dtypes(list(types))
     _types[kernel] = list(types)
+    _written[kernel] = written
     return kernel
+
+
+def written_by(kernel: Any) -> Sequence[bool]:
+    """Return which arguments a kernel may write to."""
+    return _written[kernel]
 
 
 def clone_kernel(kernel: Any) -> Any:

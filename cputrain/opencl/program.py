@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from functools import lru_cache
 from importlib.resources import files
@@ -58,7 +59,7 @@ def compile_kernel(device: Device, source: str, name: str, types: tuple[Any, ...
     for text in (full_source, f"{full_source}typedef int again_{time.time_ns()};\n"):
         try:
             kernel = getattr(opencl.Program(device.context, text).build(cache_dir=folder), name)
-            set_argument_types(kernel, types)
+            set_argument_types(kernel, types, written_arguments(full_source, name, len(types)))
         except Exception as error:  # (a corrupt cache may raise anything)
             build_error: Exception = error
             opencl._PYOPENCL_NO_CACHE = True
@@ -69,6 +70,18 @@ def compile_kernel(device: Device, source: str, name: str, types: tuple[Any, ...
         do="Install a newer driver (for a CPU, pip install intel-opencl-rt), or report it with the "
         "driver's version, which cputrain info prints.",
     ) from build_error  # fmt: skip
+
+
+def written_arguments(source: str, name: str, count: int) -> tuple[bool, ...]:
+    """Return which arguments a kernel may write to: buffers that are not declared const.
+
+    All of them may be where the declaration is made of macros.
+    """
+    declaration = re.search(rf"\b{name}\s*\(([^{{]*)\)\s*\{{", source)
+    declared = declaration[1].split(",") if declaration else []
+    if len(declared) != count:
+        return (True,) * count
+    return tuple("*" in each and "const" not in each.partition("*")[0] for each in declared)
 
 
 def _compiler_errors(build_error: Exception) -> str:

@@ -286,6 +286,8 @@ def write(memory: DeviceMemory, host: Any) -> None:
 
 def fill(tensor: OclTensor, value: Any) -> None:
     """Copy a CPU tensor to a device tensor, or fill that with a number."""
+    if not tensor.numel():
+        return
     tensor.memory.device.finish()
     host = read(tensor.memory)
     target = on_host(tensor, host)

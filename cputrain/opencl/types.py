@@ -69,3 +69,19 @@ def can_represent(dtype: torch.dtype, value: Any) -> bool:
     if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
         return False
     return bool(torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max)
+
+
+EXACT_INTEGERS = {torch.float32: 1 << 24, torch.float64: 1 << 53}
+"""Largest magnitude up to which a floating-point dtype represents every integer."""
+
+
+def can_represent_range(dtype: torch.dtype, low: int, high: int) -> bool:
+    """Return whether a dtype represents every integer from `least` to `most`."""
+    if dtype not in NAMES:
+        return False
+    if dtype is torch.bool:
+        return low >= 0 and high <= 1
+    if dtype in EXACT_INTEGERS:
+        return -EXACT_INTEGERS[dtype] <= low and high <= EXACT_INTEGERS[dtype]
+    bounds = torch.iinfo(dtype)
+    return bounds.min <= low and high <= bounds.max

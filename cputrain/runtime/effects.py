@@ -190,12 +190,17 @@ class _Watch:
             self._tell(f"{code.co_qualname} {effect}")
 
 
-def effect_of(function: FunctionType) -> str:
-    """Return what a function, or one within it, may do beside returning a value; "" if nothing."""
+def effect_of(function: FunctionType, ignored: frozenset[str] = frozenset()) -> str:
+    """Return what a function, or one within it, may do beside returning a value; "" if nothing.
+
+    Args:
+        function: The function.
+        ignored: Names of functions that it may call, and of instructions that may store a value.
+    """
     waiting = [function.__code__]
     while waiting:
         code = waiting.pop()
-        effect = _call_in(code, EFFECTS) or _store_in(code)
+        effect = _call_in(code, EFFECTS - ignored) or _store_in(code, ignored=ignored)
         if effect:
             return f"{function.__qualname__} {effect}"
         waiting += [each for each in code.co_consts if hasattr(each, "co_names")]
@@ -270,18 +275,21 @@ def _call_in(code: CodeType, names: frozenset[str]) -> str:
     return next((f"calls {name}" for name in code.co_names if name in names), "")
 
 
-def _store_in(code: CodeType, receiver: tuple[str, ...] = ()) -> str:
+def _store_in(
+    code: CodeType, receiver: tuple[str, ...] = (), ignored: frozenset[str] = frozenset()
+) -> str:
     """Return what code changes; "" if nothing.
 
     Args:
         code: The code.
         receiver: The variable whose attributes it may set: an object that is made meanwhile.
+        ignored: Names of instructions that do not count.
     """
     if code.co_name in PARTS:
         return ""
     before = None
     for instruction in get_instructions(code):
-        if instruction.opname in STORES:
+        if instruction.opname in STORES and instruction.opname not in ignored:
             is_of_receiver = before is not None and before.argval in receiver
             if instruction.opname != "STORE_ATTR" or not is_of_receiver:
                 return STORES[instruction.opname]

@@ -363,3 +363,41 @@ def test_generated_programs(part, pytestconfig):
             graph.replay()
             torch.testing.assert_close(y.cpu(), result, rtol=0, atol=0, equal_nan=True)
             torch.testing.assert_close(total.cpu(), sum_, rtol=0, atol=0, equal_nan=True)
+
+
+class TestConstants:
+    """Values that depend on nothing but the block's own code may be read within it."""
+
+    def test_they_are_read_while_a_graph_is_captured(self):
+        x = torch.ones(3, device="ocl")
+        with Graph() as graph:
+            positions = torch.arange(3, device="ocl")
+            positions += 2
+            total = (positions * 2).sum().item()
+            y = x * total
+        assert total == 18
+        graph.replay()
+        equal(y, torch.full((3,), 18.0))
+
+    def test_what_was_read_beside_others_is_one_still(self):
+        table = torch.randn(5, 2).to("ocl")
+        with Graph() as graph:
+            positions = torch.arange(3, device="ocl")
+            y = functional.embedding(positions, table)
+            assert bool((positions >= 0).all())
+        graph.replay()
+        equal(y, table.cpu()[:3])
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            lambda x: x.sum(), lambda x: (torch.zeros(3, device="ocl") + x).sum(),
+            lambda _: torch.rand(1, device="ocl"),
+            lambda x: torch.zeros(3, device="ocl").copy_(x)[0],
+            lambda x: torch.arange(3, device="ocl").mul_(2).add_(x.long()).sum(),
+        ],
+    )  # fmt: skip
+    def test_others_are_not(self, values):
+        x = torch.ones(3, device="ocl")
+        with pytest.raises(RuntimeError, match="while a graph is captured"), Graph():
+            values(x).item()

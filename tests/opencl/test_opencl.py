@@ -16,7 +16,7 @@ FILES = {
     "calls": ("tensors", "moved", "processes", "fallback", "kernels", "drawn", "backward_errors"),
     "operators": ("operators", "arguments", "pocl", "tiles"),
     "training": ("networks", "among_devices", "repeated", "between", "memory"),
-    "replayed": ("graphs", "graphed_models"),
+    "replayed": ("graphs", "graphed_models", "language_models"),
     "device with memory of its own": ("tensors", "moved"),
     "NaN in free memory": ("kernels",),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from cputrain.opencl.device import Device, DeviceMemory
+from cputrain.opencl.device import Device, DeviceMemory, written_by
 from cputrain.opencl.generator import Generator, TracedInt, generator_of
 from cputrain.opencl.graphs.launch_list import ArgumentSlot, Launch
 
@@ -45,6 +45,10 @@ class Capture:
         """Blocks that were released meanwhile, by size; they are reused by what is captured."""
         self.born: dict[int, int] = {}
         """By a buffer's id: how many launches there were when its memory was allocated last."""
+        self._variable: set[int] = set()
+        """Ids of buffers born here whose content depends on memory from outside."""
+        self._constants: list[Launch] = []
+        """Launches that have not run yet whose results are the same in each replay."""
         self._generator = generator_of(device.index)
         self._random_state = self._generator.get_state()
 
@@ -70,6 +74,38 @@ class Capture:
             for block in blocks:
                 self.device.release(block)
         return buffers
+
+    def add(self, launch: Launch) -> None:
+        """Write down a launch."""
+        self.launches.append(launch)
+        buffers = [
+            (id(value), is_written)
+            for value, is_written in zip(launch.arguments, written_by(launch.kernel), strict=True)
+            if self.device.is_writable_buffer(value)
+        ]
+        is_constant = all(
+            key in self.born and key not in self._variable for key, _ in buffers
+        ) and not any(type(value) is TracedInt for value in launch.arguments)
+        if is_constant:
+            self._constants.append(launch)
+        else:
+            self._variable.update(key for key, is_written in buffers if is_written)
+
+    def allocate(self, memory: DeviceMemory) -> None:
+        """Note that memory has been allocated."""
+        key = id(memory.buffer)
+        self.born[key] = len(self.launches)
+        self._variable.discard(key)
+
+    def run_constants(self, memory: DeviceMemory) -> bool:
+        """Enqueue what a memory depends on; return False if it depends on memory from outside."""
+        key = id(memory.buffer)
+        if key not in self.born or key in self._variable:
+            return False
+        launches, self._constants = self._constants, []
+        for launch in launches:
+            Device.run(self.device, *launch)
+        return True
 
     @property
     def is_of_this_thread(self) -> bool:
@@ -112,7 +148,7 @@ class CapturingDevice(Device):
         if freed := capture.freed.get(size):
             super().release(freed.pop())  # (into the cache, of which the newest block is taken)
         memory = super().allocate(size, used)
-        capture.born[id(memory.buffer)] = len(capture.launches)
+        capture.allocate(memory)
         return memory
 
     def run(self, kernel: Any, global_size: Any, local_size: Any, arguments: Sequence[Any]) -> None:
@@ -120,7 +156,7 @@ class CapturingDevice(Device):
         if capture is None:
             super().run(kernel, global_size, local_size, arguments)
         else:
-            capture.launches.append(Launch(kernel, global_size, local_size, tuple(arguments)))
+            capture.add(Launch(kernel, global_size, local_size, tuple(arguments)))
 
     def release(self, block: Block) -> None:
         capture = _capture_of(self)
@@ -129,7 +165,11 @@ class CapturingDevice(Device):
         else:
             capture.freed.setdefault(block[0], []).append(block)
 
-    def finish(self) -> None:
+    def finish(self, memory: DeviceMemory | None = None) -> None:
+        capture = _capture_of(self)
+        if capture is not None and memory is not None and capture.run_constants(memory):
+            self.wait()
+            return
         refuse(f"ocl:{self.index} cannot wait for its commands")
         super().finish()
 

@@ -28,13 +28,14 @@ from cputrain.opencl.graphs.graphed_call import (
 )
 from cputrain.opencl.graphs.replayed import ReplayedCall
 from cputrain.opencl.tensor import OclTensor
-from cputrain.runtime.effects import effect_of
+from cputrain.runtime.effects import SITE_FOLDERS, effect_of
 from cputrain.step.model_tensors import CompileError, ModelTensors
 from cputrain.step.script_reach import functions_of
 from cputrain.step.torch_state import torch_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FunctionType
     from typing import Any
 
     from cputrain.opencl.device import Device, DeviceMemory
@@ -57,6 +58,15 @@ MEMORY_SHARE = 8
 
 MAX_KEYS = 64
 """Number of different calls of a model, after which it is left alone."""
+
+STATE_CHANGES = frozenset({
+    "STORE_ATTR", "DELETE_ATTR", "update", "setattr", "delattr", "setdefault", "pop", "next",
+    "register_buffer", "debug", "YIELD_VALUE",
+})  # fmt: skip
+"""What functions of installed packages may do, such as fill a container that they return.
+
+It counts if a value has changed by it that a forward depends on.
+"""
 
 ATTRIBUTE = "graphs"
 """Name of the attribute of a parameter that holds what is known of models."""
@@ -172,6 +182,10 @@ class _ModelState(NamedTuple):
     memory: OclMemory
     trained: list[Any]
 
+    def is_current(self) -> bool:
+        """Return whether all are as they were."""
+        return self.memory.is_current() and self.tensors.is_current()
+
 
 class _KnownModel:
     """What is known of a model, and its captured calls."""
@@ -214,6 +228,8 @@ class _KnownModel:
         """Call the model, and note for which outputs its backward is called."""
         state = self._current_state() or self._new_state(call.model)
         returned = call.run()
+        if state is not None and not state.is_current():
+            state = None  # the forward has changed it
         key = None if state is None else _key(self._states.index(state), call)
         if key is None:
             return returned
@@ -234,7 +250,7 @@ class _KnownModel:
 
     def _current_state(self) -> _ModelState | None:
         for state in self._states:
-            if state.memory.is_current() and state.tensors.is_current():
+            if state.is_current():
                 return state
         return None
 
@@ -245,7 +261,7 @@ class _KnownModel:
             return None
         try:
             tensors = ModelTensors(model, has_attributes=False, memory=OclMemory)
-            effect = next(filter(None, map(effect_of, functions_of(model.modules()))), "")
+            effect = next(filter(None, map(_effect_of, functions_of(model.modules()))), "")
             if effect:
                 raise CompileError(effect)
             _check(model)
@@ -339,6 +355,12 @@ def attributes_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
         for name, value in vars(module).items()
         if isinstance(value, OclTensor)
     ]
+
+
+def _effect_of(function: FunctionType) -> str:
+    """Return what a function may do beside returning a value; "" if nothing."""
+    is_installed = function.__code__.co_filename.startswith(SITE_FOLDERS)
+    return effect_of(function, STATE_CHANGES if is_installed else frozenset())
 
 
 def _check(model: nn.Module) -> None:

@@ -13,6 +13,18 @@ __kernel void gather_rows(const long count, const long inner, const long num_ind
   out[id] = row >= 0 && row < rows ? in[in_at + (outer * rows + row) * inner + i] : (T)MISSING;
 }
 
+// one element for each index, as by torch.gather
+__kernel void gather_elements(const long count, const long inner, const long num_indices,
+                              const long rows, __global const T* in, const long in_at,
+                              __global const I* index, const long index_at, __global T* out)
+{
+  const long id = get_global_id(0);
+  if (id >= count) return;
+  const long i = id % inner, outer = id / inner / num_indices;
+  const long row = index[index_at + id];
+  out[id] = row >= 0 && row < rows ? in[in_at + (outer * rows + row) * inner + i] : (T)MISSING;
+}
+
 // key: index in the upper half, position in the lower; padding keys sort behind all others
 __kernel void make_keys(const long num_indices, const long num_keys, __global const I* index,
                         const long index_at,

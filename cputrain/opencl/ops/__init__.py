@@ -18,6 +18,7 @@ from cputrain.opencl.ops import (
     pooling,
     reductions,
     rng,
+    sequences,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "pooling",
     "reductions",
     "rng",
+    "sequences",
 ]

@@ -8,6 +8,7 @@ from cputrain.opencl.table import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from torch import Tensor
@@ -154,3 +155,46 @@ def repeat(self: Tensor, repeats: Any) -> Any:
     out = self.new_empty([count * length for count, length in zip(repeats, size, strict=True)])
     out.view(expanded.size()).copy_(expanded)
     return out
+
+
+@kernel(aten.tril.default)
+def tril(self: Tensor, diagonal: int = 0) -> Tensor:
+    """Keep the lower triangle."""
+    return _where(_columns_right_of_diagonal(self) <= diagonal, self)
+
+
+@kernel(aten.triu.default)
+def triu(self: Tensor, diagonal: int = 0) -> Tensor:
+    """Keep the upper triangle."""
+    return _where(_columns_right_of_diagonal(self) >= diagonal, self)
+
+
+def _where(mask: Tensor, values: Tensor) -> Tensor:
+    """Return the values where the mask is true, else zeros."""
+    if values.dtype is torch.bool:
+        return values & mask
+    return torch.where(mask, values, torch.zeros_like(values))
+
+
+def _columns_right_of_diagonal(matrix: Tensor) -> Tensor:
+    """Return how far each column is to the right of the diagonal."""
+    rows, columns = (torch.arange(size, device=matrix.device) for size in matrix.size()[-2:])
+    return columns - rows.unsqueeze(1)
+
+
+LOGICAL = {
+    aten.bitwise_and.Tensor: torch.logical_and, aten.bitwise_or.Tensor: torch.logical_or,
+    aten.bitwise_xor.Tensor: torch.ne, aten.bitwise_not.default: torch.logical_not,
+}  # fmt: skip
+"""Operators on bits that are those on truth values if tensors are bool."""
+
+
+def _register_logical(operator: Any, function: Callable[..., Tensor]) -> None:
+    @kernel(operator)
+    def compute(*tensors: Any) -> Any:
+        are_bool = all(getattr(each, "dtype", None) is torch.bool for each in tensors)
+        return function(*tensors) if are_bool else NotImplemented
+
+
+for _operator, _function in LOGICAL.items():
+    _register_logical(_operator, _function)

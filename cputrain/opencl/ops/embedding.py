@@ -1,4 +1,4 @@
-"""Gather and scatter rows by index: embedding and index_select.
+"""Gather and scatter by index: embedding, index_select and gather.
 
 A kernel cannot raise for an index out of range: it returns NaN for that row, and its gradient is
 dropped.
@@ -54,15 +54,35 @@ def index_select(self: OclTensor, dim: int, index: OclTensor) -> Any:
     return _gather_rows(self, dim, index, size)
 
 
+@kernel(aten.gather.default)
+def gather(self: OclTensor, dim: int, index: OclTensor, *, sparse_grad: bool = False) -> Any:
+    """Gather an element of a dimension for each index."""
+    if not _are_supported(self, index) or sparse_grad or not 0 < self.dim() == index.dim():
+        return NotImplemented
+    if not -self.dim() <= dim < self.dim():
+        return NotImplemented
+    dim %= self.dim()
+    size = list(index.size())
+    if [*size[:dim], *size[dim + 1 :]] != [*self.size()[:dim], *self.size()[dim + 1 :]]:
+        return NotImplemented
+    return _launch_gather("gather_elements", self, dim, index, size, size[dim])
+
+
 def _gather_rows(self: OclTensor, dim: int, index: OclTensor, size: list[int]) -> OclTensor:
+    return _launch_gather("gather_rows", self, dim, index, size, index.numel())
+
+
+def _launch_gather(
+    name: str, self: OclTensor, dim: int, index: OclTensor, size: list[int], num_indices: int
+) -> OclTensor:
     device = self.memory.device
     out = empty(device.index, size, contiguous(size), self.dtype)
     if out.numel():
         dense_self, dense_index = as_contiguous(self), as_contiguous(index)
-        gather = _kernel_for(device, "gather_rows", self.dtype, index.dtype)
+        gather_kernel = _kernel_for(device, name, self.dtype, index.dtype)
         device.launch(
-            gather, *launch_size(out.numel()), out.numel(), prod(self.size()[dim + 1 :]),
-            index.numel(), self.size(dim), dense_self.memory.buffer, dense_self.storage_offset(),
+            gather_kernel, *launch_size(out.numel()), out.numel(), prod(self.size()[dim + 1 :]),
+            num_indices, self.size(dim), dense_self.memory.buffer, dense_self.storage_offset(),
             dense_index.memory.buffer, dense_index.storage_offset(), out.memory.buffer,
         )  # fmt: skip
     return out
@@ -141,6 +161,7 @@ def _kernel_for(device: Device, name: str, dtype: torch.dtype, index: torch.dtyp
     long_type = np.int64
     types = {
         "gather_rows": (*[long_type] * 4, None, long_type, None, long_type, None),
+        "gather_elements": (*[long_type] * 4, None, long_type, None, long_type, None),
         "make_keys": (long_type, long_type, None, long_type, None),
         "compare_exchange": (long_type, long_type, long_type, None),
         "scatter_add": (*[long_type] * 4, None, None, long_type, None),

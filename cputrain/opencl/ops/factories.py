@@ -255,7 +255,7 @@ def _copy_into(target: OclTensor, src: OclTensor) -> Any:
 @kernel(aten._local_scalar_dense.default)
 def local_scalar_dense(self: OclTensor) -> Any:
     """Return the value of a one-element tensor."""
-    self.memory.device.finish()
+    self.memory.device.finish(self.memory)
     return on_host(self).item()
 
 

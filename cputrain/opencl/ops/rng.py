@@ -19,16 +19,19 @@ from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import is_dense, is_partial_alias
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
-from cputrain.opencl.types import NAMES, SCALARS, are_supported, can_represent
+from cputrain.opencl.types import (
+    NAMES,
+    SCALARS,
+    are_supported,
+    can_represent,
+    can_represent_range,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.opencl.device import Device
 
 aten = torch.ops.aten
-
-EXACT_INTEGERS = {torch.float32: 1 << 24, torch.float64: 1 << 53}
-"""Largest magnitude up to which a floating-point dtype represents every integer."""
 
 
 @kernel(aten.uniform_.default)
@@ -100,21 +103,9 @@ def bernoulli(self: OclTensor, *, generator: Any = None) -> Any:
 @kernel(getattr(aten.random_, "from"))
 def random_(self: OclTensor, from_: int, to: int | None, *, generator: Any = None) -> Any:
     """Fill with integers uniform in [from_, to)."""
-    if to is None or from_ >= to or not _can_represent_range(self.dtype, from_, to - 1):
+    if to is None or from_ >= to or not can_represent_range(self.dtype, from_, to - 1):
         return NotImplemented
     return _fill_random("integers", self, generator, torch.float32, [from_, to - from_])
-
-
-def _can_represent_range(dtype: torch.dtype, low: int, high: int) -> bool:
-    """Return whether a dtype represents every integer from `least` to `most`."""
-    if dtype not in NAMES:
-        return False
-    if dtype is torch.bool:
-        return low >= 0 and high <= 1
-    if dtype in EXACT_INTEGERS:
-        return -EXACT_INTEGERS[dtype] <= low and high <= EXACT_INTEGERS[dtype]
-    bounds = torch.iinfo(dtype)
-    return bounds.min <= low and high <= bounds.max
 
 
 @kernel(aten.random_.to)
