@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -674,6 +675,24 @@ CASES = (
 def test_a_model_trains_as_without(case, replays):
     assert_same(case.script, case.make)
     assert bool(replays) == case.is_replayed
+
+
+class Remembers(Block):
+    """Sets an attribute to the same value in each forward."""
+
+    last = None
+
+    def forward(self, x):
+        self.last = tuple(x.size())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("make", "is_replayed"), [(Counts, False), (Remembers, True)])
+def test_an_installed_model_may_set_attributes_that_stay(make, is_replayed, monkeypatch, replays):
+    folders = "cputrain.opencl.graphs.graphed_models.SITE_FOLDERS"
+    monkeypatch.setattr(folders, (str(Path(__file__).parent),))
+    assert_same(trains, make)
+    assert bool(replays) == is_replayed
 
 
 def test_threads_train_models_of_their_own(replays):

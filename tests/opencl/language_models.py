@@ -73,6 +73,7 @@ def losses(make: Any, device: str, *, has_dropout: bool = False) -> list[float]:
     return values
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
 @pytest.mark.parametrize("make", [gpt2, bert, vit, llama, lora])
 def test_it_trains_as_on_the_cpu_without_it(make, monkeypatch):
     monkeypatch.setenv("CPUTRAIN_OCL_FALLBACK", "needed")
