@@ -182,7 +182,7 @@ def _columns_right_of_diagonal(matrix: Tensor) -> Tensor:
     return columns - rows.unsqueeze(1)
 
 
-LOGICAL = {
+LOGICAL: dict[Any, Any] = {
     aten.bitwise_and.Tensor: torch.logical_and, aten.bitwise_or.Tensor: torch.logical_or,
     aten.bitwise_xor.Tensor: torch.ne, aten.bitwise_not.default: torch.logical_not,
 }  # fmt: skip
