@@ -18,7 +18,7 @@ demo: $(VENV)/installed  ## See a training run, and how much faster it was than 
 	@$(BIN)/cputrain bench --repeats 2 examples/paint.py
 
 # files of tests beside one another
-PYTEST := -m pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder
+PYTEST = -m pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 test: AT_ONCE = 4
 test: $(VENV)/tested  ## Every promise: what a change must pass before it is proposed.
