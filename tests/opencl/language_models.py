@@ -26,6 +26,12 @@ def gpt2() -> Any:
     return transformers.GPT2LMHeadModel(config), {"input_ids": TOKENS, "labels": TOKENS}
 
 
+def gpt2_with_cache() -> Any:
+    model, batch = gpt2()
+    model.config.use_cache = True
+    return model, batch
+
+
 def bert() -> Any:
     config = transformers.BertConfig(intermediate_size=64, vocab_size=100, **SIZES)
     return transformers.BertForMaskedLM(config), {"input_ids": TOKENS, "labels": TOKENS}
@@ -74,7 +80,7 @@ def losses(make: Any, device: str, *, has_dropout: bool = False) -> list[float]:
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
-@pytest.mark.parametrize("make", [gpt2, bert, vit, llama, lora])
+@pytest.mark.parametrize("make", [gpt2, gpt2_with_cache, bert, vit, llama, lora])
 def test_it_trains_as_on_the_cpu_without_it(make, monkeypatch):
     monkeypatch.setenv("CPUTRAIN_OCL_FALLBACK", "needed")
     calls = []

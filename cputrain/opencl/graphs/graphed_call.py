@@ -15,6 +15,7 @@ from torch.utils import _pytree as tree
 from cputrain.opencl.device import MIN_BLOCK_BYTES
 from cputrain.opencl.graphs.capture import CAPTURES, REFUSED, Capture
 from cputrain.opencl.graphs.part import BufferSlots, Part, Uses
+from cputrain.opencl.graphs.returned import Returned
 from cputrain.opencl.shapes import is_dense
 from cputrain.opencl.tensor import OclTensor, interned_meta
 
@@ -154,17 +155,17 @@ class GraphedCall:
         versions = [(each, each._version) for each in (*originals, *self._held)]
         with torch.enable_grad():
             inputs: Any = [each.detach().requires_grad_(each.requires_grad) for each in originals]
-            returned, self.structure = tree.tree_flatten(call.with_tensors(inputs).run())
+            value = call.with_tensors(inputs).run()
         self._num_forward = len(capture.launches)
         self.changed = [each for each, version in versions if each._version != version]
         """Buffers that the forward changes in place."""
         if not {*map(id, self.changed)} <= {*map(id, self.buffers)}:
             raise CaptureError("forward changes its arguments or a parameter in place")
-        self.constants = [None if isinstance(each, OclTensor) else (each,) for each in returned]
-        """Of all that is returned: what is no tensor, in a tuple."""
-        if not all(each is None or _is_plain(each[0]) for each in self.constants):
-            raise CaptureError("the model returns something that is neither a tensor nor a number")
-        outputs = [each for each in returned if isinstance(each, OclTensor)]
+        try:
+            self.returned = Returned(value)
+        except Exception as error:  # (an object may raise anything while it is written)
+            raise CaptureError("the model returns an object that cannot be made again") from error
+        outputs = self.returned.take_tensors()
         self.needs_grad = [output.requires_grad for output in outputs]
         """Whether outputs need a gradient."""
         if not all(index < len(outputs) and self.needs_grad[index] for index in self.gradients):
@@ -351,10 +352,6 @@ def layout_of(tensor: OclTensor) -> TensorMeta | None:
     if not is_dense(meta.size, meta.stride):
         return None
     return interned_meta(meta.device, meta.size, meta.stride, 0, meta.dtype)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, int | float | str | bool)
 
 
 class _RandomStates:

@@ -27,6 +27,7 @@ from cputrain.opencl.graphs.graphed_call import (
     layout_of,
 )
 from cputrain.opencl.graphs.replayed import ReplayedCall
+from cputrain.opencl.graphs.returned import Returned
 from cputrain.opencl.tensor import OclTensor
 from cputrain.runtime.effects import SITE_FOLDERS, effect_of
 from cputrain.step.model_tensors import CompileError, ModelTensors
@@ -241,7 +242,11 @@ class _KnownModel:
             seen = self._calls[key] = _SeenCall()
         if isinstance(seen, _SeenCall):
             gradients = seen.new_gradients()
-            outputs = [each for each in tree.tree_leaves(returned) if isinstance(each, OclTensor)]
+            try:
+                outputs = Returned(returned).take_tensors()
+            except Exception:  # (an object may raise anything while it is written)
+                self.leave("the model returns an object that cannot be made again")
+                return returned
             for index, output in enumerate(outputs):
                 if output.requires_grad:
                     register: Any = output.register_hook

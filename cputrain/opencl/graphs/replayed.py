@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import Function
 from torch.autograd.graph import increment_version
-from torch.utils import _pytree as tree
 
 from cputrain.opencl.generator import generator_of
 from cputrain.opencl.graphs.graphed_call import at_offset_0
+from cputrain.opencl.graphs.returned import Returned
 from cputrain.opencl.tensor import OclTensor
 from cputrain.runtime.root_forward import within_call
 from cputrain.variables import OCL_GRAPHS
@@ -57,11 +57,10 @@ class ReplayedCall:
         """Return what the model returns."""
         graphed = self.graphed
         function: Any = _ReplayedFunction
-        outputs = iter(function.apply(self, *self.inputs, *graphed.trained))
+        outputs = function.apply(self, *self.inputs, *graphed.trained)
         if graphed.changed:
             increment_version(graphed.changed)
-        values = [next(outputs) if each is None else each[0] for each in graphed.constants]
-        return tree.tree_unflatten(values, graphed.structure)
+        return graphed.returned.with_tensors(outputs)
 
     def is_expected(self, gradients: Sequence[Any]) -> bool:
         """Return whether the backward that was captured can be replayed for these gradients."""
@@ -107,13 +106,12 @@ class ReplayedCall:
         if self._random_state is not None:
             self._generator.set_state(self._random_state)
         with torch.enable_grad(), within_call():
-            returned = tree.tree_leaves(self._call.run())
+            outputs = Returned(self._call.run()).take_tensors()
         self._generator.set_state(state)
         autograd: Any = torch.autograd
         with torch.no_grad(), autograd._unsafe_preserve_version_counter(buffers):
             for buffer, copy in zip(buffers, copies, strict=True):
                 buffer.copy_(copy)
-        outputs = [each for each in returned if isinstance(each, OclTensor)]
         pairs = [
             (output, gradient)
             for output, gradient in zip(outputs, gradients, strict=True)
