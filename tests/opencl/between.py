@@ -9,6 +9,8 @@ from cputrain.opencl import fallback, fallback_policy, fallbacks, reset_fallback
 from cputrain.opencl.device import DeviceMemory, HostDirty, devices
 from cputrain.opencl.fallback_policy import CallSequence, CallsSinceUpload
 
+pytestmark = pytest.mark.usefixtures("without_cumsum")
+
 
 @pytest.fixture(autouse=True)
 def _apart(monkeypatch):

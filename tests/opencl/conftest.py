@@ -29,3 +29,13 @@ def _seeded():
 def forbidden(monkeypatch):
     """Without the CPU: what runs are kernels."""
     monkeypatch.setenv("CPUTRAIN_OCL_FALLBACK", "error")
+
+
+@pytest.fixture
+def without_cumsum(monkeypatch):
+    """Without the kernel of an operator that would otherwise lie on the device."""
+    from cputrain.opencl import replay
+    from cputrain.opencl.table import KERNELS
+
+    monkeypatch.delitem(KERNELS, torch.ops.aten.cumsum.default)
+    monkeypatch.setattr(replay, "_cache", {})

@@ -18,7 +18,7 @@ from cputrain.opencl.program import compile_kernel
 from cputrain.opencl.table import KERNELS
 from tests.selected import some
 
-NONE = r"aten.cumsum.default has no OpenCL kernel, and CPUTRAIN_OCL_FALLBACK=error"
+NONE = r"aten.cumprod.default has no OpenCL kernel, and CPUTRAIN_OCL_FALLBACK=error"
 
 
 def test_which_how_often_and_at_what_cost():
@@ -26,9 +26,9 @@ def test_which_how_often_and_at_what_cost():
     x = torch.rand(64, 64, device="ocl")
     reset_fallbacks()
     for _ in range(3):
-        x.cumsum(0)
+        x.cumprod(0)
     (found,) = fallbacks()
-    assert (found.operator, found.calls) == ("aten.cumsum.default", 3)
+    assert (found.operator, found.calls) == ("aten.cumprod.default", 3)
     assert bool(found.moved_bytes) == (not devices()[0].shares_memory)
     assert 0 < found.seconds < 10
 
@@ -48,7 +48,7 @@ def test_it_can_be_forbidden():
     x = torch.ones(3, device="ocl")
     assert (x + 1).cpu().tolist() == [2.0, 2.0, 2.0]
     with pytest.raises(NotImplementedError, match=NONE):
-        x.cumsum(0)
+        x.cumprod(0)
 
 
 def test_an_error_in_a_backward_is_raised_by_it(monkeypatch):
@@ -169,13 +169,13 @@ def test_a_launch_tells_of_them_at_its_end(tmp_path):
     path = tmp_path / "x.py"
     path.write_text(
         "import torch, cputrain.opencl\nx = torch.ones(4, device='ocl')\n"
-        "for _ in range(3): x.cumsum(0)\n"
+        "for _ in range(3): x.cumprod(0)\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "cputrain.launch", "launch", str(path)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "1 operator ran on the CPU instead of OpenCL: cumsum (3 calls" in done.stderr
+    assert "1 operator ran on the CPU instead of OpenCL: cumprod (3 calls" in done.stderr
 
 
 @pytest.mark.parametrize("gradient", [False, True])

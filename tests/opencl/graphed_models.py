@@ -557,6 +557,22 @@ class ReturnsItsInput(Block):
         return super().forward(x), x
 
 
+class Holder:
+    def __init__(self, out):
+        self.out = out
+
+
+class ReturnsAnObject(Block):
+    def forward(self, x):
+        return Holder(super().forward(x))
+
+
+class ReturnsATensorTwice(Block):
+    def forward(self, x):
+        out = super().forward(x)
+        return {"out": out, "all": [out, self.inner(x)]}
+
+
 class ReturnsViews(Block):
     def forward(self, x):
         return super().forward(x).t()[1:]
@@ -649,6 +665,20 @@ def trains_tuples(model):
         yield model.inner.weight.grad.clone()
 
 
+def trains_objects(model):
+    for x, y in batches():
+        functional.cross_entropy(model(x).out, y).backward()
+        yield model.inner.weight.grad.clone()
+
+
+def trains_repeated(model):
+    for x, y in batches():
+        returned = model(x)
+        assert returned["out"] is returned["all"][0]
+        functional.cross_entropy(returned["out"], y).backward()
+        yield model.inner.weight.grad.clone(), returned["all"][1]
+
+
 def trains_views(model):
     for x, _ in batches():
         model(x).square().sum().backward()
@@ -666,8 +696,10 @@ CASES = (
     Case(Counts, False), Case(Branches, False), Case(LayerDrop, False), Case(TorchLayerDrop, False),
     Case(Attribute, True), Case(FromTheCPU, False), Case(CPUNumber, False), Case(Tied, True),
     Case(Unused, True), Case(ReturnsItsInput, False, trains_tuples),
-    Case(ReturnsViews, True, trains_views), Case(ChangesItsInput, False), Case(Gradients, True),
-    Case(Plain, True), Case(Convolutions, True), Case(Attention, True), Case(Recurrent, True),
+    Case(ReturnsAnObject, False, trains_objects), Case(ReturnsViews, True, trains_views),
+    Case(ReturnsATensorTwice, True, trains_repeated), Case(ChangesItsInput, False),
+    Case(Gradients, True), Case(Plain, True), Case(Convolutions, True), Case(Attention, True),
+    Case(Recurrent, True),
 )  # fmt: skip
 
 
