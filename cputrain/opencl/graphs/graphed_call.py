@@ -15,7 +15,7 @@ from torch.utils import _pytree as tree
 from cputrain.opencl.device import MIN_BLOCK_BYTES
 from cputrain.opencl.graphs.capture import CAPTURES, REFUSED, Capture
 from cputrain.opencl.graphs.part import BufferSlots, Part, Uses
-from cputrain.opencl.graphs.returned import Returned
+from cputrain.opencl.graphs.returned import UNKNOWN_OBJECT, Returned
 from cputrain.opencl.shapes import is_dense
 from cputrain.opencl.tensor import OclTensor, interned_meta
 
@@ -164,7 +164,7 @@ class GraphedCall:
         try:
             self.returned = Returned(value)
         except Exception as error:  # (an object may raise anything while it is written)
-            raise CaptureError("the model returns an object that cannot be made again") from error
+            raise CaptureError(UNKNOWN_OBJECT) from error
         outputs = self.returned.take_tensors()
         self.needs_grad = [output.requires_grad for output in outputs]
         """Whether outputs need a gradient."""

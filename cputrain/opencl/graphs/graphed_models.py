@@ -27,7 +27,7 @@ from cputrain.opencl.graphs.graphed_call import (
     layout_of,
 )
 from cputrain.opencl.graphs.replayed import ReplayedCall
-from cputrain.opencl.graphs.returned import Returned
+from cputrain.opencl.graphs.returned import UNKNOWN_OBJECT, Returned
 from cputrain.opencl.tensor import OclTensor
 from cputrain.runtime.effects import SITE_FOLDERS, effect_of
 from cputrain.step.model_tensors import CompileError, ModelTensors
@@ -245,7 +245,7 @@ class _KnownModel:
             try:
                 outputs = Returned(returned).take_tensors()
             except Exception:  # (an object may raise anything while it is written)
-                self.leave("the model returns an object that cannot be made again")
+                self.leave(UNKNOWN_OBJECT)
                 return returned
             for index, output in enumerate(outputs):
                 if output.requires_grad:

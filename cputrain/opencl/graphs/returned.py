@@ -22,6 +22,10 @@ PLAIN_TYPES = (int, float, str, bool, type(None))
 """Types of values that are returned as they are."""
 
 
+UNKNOWN_OBJECT = "the model returns an object that cannot be made again"
+"""Why a call is not replayed for which `Returned` raises an error."""
+
+
 class Returned:
     """What a model has returned, to be made again with other tensors.
 
@@ -43,7 +47,9 @@ class Returned:
 
     def with_tensors(self, tensors: Sequence[OclTensor]) -> Any:
         """Return the value with other tensors in place of its own."""
-        return tree.tree_unflatten([_made(part, tensors) for part in self._parts], self._structure)
+        return tree.tree_unflatten(
+            [_rebuilt(part, tensors) for part in self._parts], self._structure
+        )
 
     def _part_of(self, leaf: Any) -> Any:
         """Return the index of a tensor, a plain value in a tuple, or the bytes of an object."""
@@ -52,7 +58,7 @@ class Returned:
         if isinstance(leaf, PLAIN_TYPES):
             return (leaf,)
         file = io.BytesIO()
-        _Pickler(file, self).dump(leaf)
+        _ObjectPickler(file, self).dump(leaf)
         return file.getvalue()
 
     def index_of(self, tensor: OclTensor) -> int:
@@ -61,13 +67,13 @@ class Returned:
         return list(self._tensors).index(id(tensor))
 
 
-def _made(part: Any, tensors: Sequence[OclTensor]) -> Any:
+def _rebuilt(part: Any, tensors: Sequence[OclTensor]) -> Any:
     if type(part) is int:
         return tensors[part]
-    return part[0] if type(part) is tuple else _Unpickler(io.BytesIO(part), tensors).load()
+    return part[0] if type(part) is tuple else _ObjectUnpickler(io.BytesIO(part), tensors).load()
 
 
-class _Pickler(pickle.Pickler):
+class _ObjectPickler(pickle.Pickler):
     """Writes an object of installed packages, such as a cache, without its tensors."""
 
     def __init__(self, file: io.BytesIO, returned: Returned) -> None:
@@ -83,7 +89,7 @@ class _Pickler(pickle.Pickler):
         return None
 
 
-class _Unpickler(pickle.Unpickler):
+class _ObjectUnpickler(pickle.Unpickler):
     """Makes the object again, with other tensors."""
 
     def __init__(self, file: io.BytesIO, tensors: Sequence[OclTensor]) -> None:
