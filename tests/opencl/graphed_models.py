@@ -540,6 +540,19 @@ class CPUNumber(Block):
         return super().forward(x) * self.number
 
 
+SCALE = torch.tensor(1.0)
+
+
+class GlobalNumber(Block):
+    def forward(self, x):
+        return super().forward(x) * SCALE
+
+
+class GlobalNumberRead(Block):
+    def forward(self, x):
+        return super().forward(x) * SCALE.item()
+
+
 class Tied(Block):
     def __init__(self):
         super().__init__()
@@ -679,6 +692,15 @@ def trains_repeated(model):
         yield model.inner.weight.grad.clone(), returned["all"][1]
 
 
+def changes_a_global_tensor(model):
+    SCALE.fill_(1)
+    for number, (x, _) in enumerate(batches()):
+        SCALE.fill_(3 if number == 7 else 1)
+        out = model(x)
+        out.sum().backward()
+        yield out
+
+
 def trains_views(model):
     for x, _ in batches():
         model(x).square().sum().backward()
@@ -695,6 +717,8 @@ CASES = (
     Case(Several, True, trains_dictionaries), Case(TwoHeads, False, trains_heads),
     Case(Counts, False), Case(Branches, False), Case(LayerDrop, False), Case(TorchLayerDrop, False),
     Case(Attribute, True), Case(FromTheCPU, False), Case(CPUNumber, False), Case(Tied, True),
+    Case(GlobalNumber, False, changes_a_global_tensor),
+    Case(GlobalNumberRead, False, changes_a_global_tensor),
     Case(Unused, True), Case(ReturnsItsInput, False, trains_tuples),
     Case(ReturnsAnObject, False, trains_objects), Case(ReturnsViews, True, trains_views),
     Case(ReturnsATensorTwice, True, trains_repeated), Case(ChangesItsInput, False),

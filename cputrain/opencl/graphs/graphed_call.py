@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch.utils import _pytree as tree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cputrain.opencl.device import MIN_BLOCK_BYTES
 from cputrain.opencl.graphs.capture import CAPTURES, REFUSED, Capture
@@ -22,6 +23,8 @@ from cputrain.opencl.tensor import OclTensor, interned_meta
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
+
+    from torch import Tensor
 
     from cputrain.opencl.device import Device
     from cputrain.opencl.tensor import TensorMeta
@@ -153,7 +156,7 @@ class GraphedCall:
     ) -> _CapturedTensors:
         """Call the model and autograd while launches are captured."""
         versions = [(each, each._version) for each in (*originals, *self._held)]
-        with torch.enable_grad():
+        with torch.enable_grad(), _CpuReads():
             inputs: Any = [each.detach().requires_grad_(each.requires_grad) for each in originals]
             value = call.with_tensors(inputs).run()
         self._num_forward = len(capture.launches)
@@ -352,6 +355,33 @@ def layout_of(tensor: OclTensor) -> TensorMeta | None:
     if not is_dense(meta.size, meta.stride):
         return None
     return interned_meta(meta.device, meta.size, meta.stride, 0, meta.dtype)
+
+
+class _CpuReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuse operators that read a CPU tensor from outside of the call: its values may change."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._created: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator; raise CaptureError if it reads such a tensor."""
+        kwargs = kwargs or {}
+        is_new = func is torch.ops.aten.lift_fresh.default  # (torch.tensor has created it)
+        for tensor in self._cpu_tensors((args, kwargs)):
+            if not is_new and id(tensor) not in self._created:
+                raise CaptureError("forward reads a tensor of the CPU")
+        result = func(*args, **kwargs)
+        self._created.update((id(each), each) for each in self._cpu_tensors(result))
+        return result
+
+    @staticmethod
+    def _cpu_tensors(values: Any) -> list[Tensor]:
+        return [
+            leaf
+            for leaf in tree.tree_leaves(values)
+            if isinstance(leaf, torch.Tensor) and leaf.is_cpu
+        ]
 
 
 class _RandomStates:
