@@ -76,7 +76,7 @@ EXACT_INTEGERS = {torch.float32: 1 << 24, torch.float64: 1 << 53}
 
 
 def can_represent_range(dtype: torch.dtype, low: int, high: int) -> bool:
-    """Return whether a dtype represents every integer from `least` to `most`."""
+    """Return whether a dtype represents every integer from `low` to `high`."""
     if dtype not in NAMES:
         return False
     if dtype is torch.bool:
