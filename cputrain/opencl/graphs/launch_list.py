@@ -51,9 +51,6 @@ class LaunchList:
             self._kernels.append(kernel)
             self._calls.append(_arguments_of_call(device, kernel, launch))
 
-    def __len__(self) -> int:
-        return len(self._calls)
-
     def bind(self, slots: Sequence[ArgumentSlot], value: Any) -> None:
         """Set arguments of launches to a buffer or a number of eight bytes."""
         for launch, argument in slots:

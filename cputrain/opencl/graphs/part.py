@@ -47,9 +47,6 @@ class Part:
         """Return whether the launches take random numbers."""
         return bool(self._draws)
 
-    def __len__(self) -> int:
-        return len(self._launches)
-
     def bind(self, slots: tuple[ArgumentSlot, ...], buffer: Any) -> None:
         """Have the launches use a buffer."""
         if slots and self._bound.get(slots) is not buffer:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 PLAIN_TYPES = (int, float, str, bool, type(None))
 """Types of values that are returned as they are."""
 
-
 UNKNOWN_OBJECT = "the model returns an object that cannot be made again"
 """Why a call is not replayed for which `Returned` raises an error."""
 
