@@ -37,6 +37,9 @@ CACHE_DIVISOR = 8
 MIN_BLOCK_BYTES = 512
 """Size in bytes of the smallest block, and smallest step between block sizes."""
 
+TENSOR_CORES_CAPABILITY = 8
+"""Compute capability (major) from which NVIDIA's GPUs have the instructions of tensor_cores.cl."""
+
 NAN_BYTES = b"\xff" * 8
 """Byte pattern that is NaN in every floating-point dtype."""
 
@@ -204,6 +207,7 @@ class Device:
         """Largest number of bytes of a kernel's arguments."""
         self.num_units = int(cl_device.max_compute_units)
         self.has_double = "cl_khr_fp64" in cl_device.extensions.split()
+        self.has_tensor_cores = _has_tensor_cores(cl_device)
         self.pinned: dict[int, Pin] = {}
         """By the id of a buffer: what graphs use, and the allocator gives to no other tensor."""
         self._free: dict[int, list[tuple[Any, Any]]] = {}
@@ -518,6 +522,13 @@ def rounded_block_size(size: int) -> int:
         return MIN_BLOCK_BYTES
     step = max(MIN_BLOCK_BYTES, 1 << max(0, size.bit_length() - 4))
     return -(-size // step) * step
+
+
+def _has_tensor_cores(cl_device: Any) -> bool:
+    """Return whether this is an NVIDIA GPU that multiplies matrices of float16 and bfloat16."""
+    if "cl_nv_device_attribute_query" not in cl_device.extensions.split():
+        return False
+    return int(cl_device.compute_capability_major_nv) >= TENSOR_CORES_CAPABILITY
 
 
 @cache

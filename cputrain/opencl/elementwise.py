@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from cputrain.opencl.program import compile_kernel
-from cputrain.opencl.types import NAMES, SCALARS, index_type
+from cputrain.opencl.types import COMPUTES, NAMES, SCALARS, STORED, index_type
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     NamedTensor = tuple[str, OclTensor]
     Metadata = tuple[torch.dtype, Sequence[int], Sequence[int]]
     Scalar = tuple[str, torch.dtype, float]
+
+STORED_ONLY = frozenset(STORED[dtype] for dtype in COMPUTES)
+"""OpenCL types of memory that variables of kernels do not have."""
 
 GROUP = 256
 """Work-group size of elementwise kernels."""
@@ -93,10 +96,11 @@ def _prepare(
     is_flat = len(sizes) == 1 and all(tensor_strides[0] == 1 for tensor_strides in strides)
     source = source_of(
         expression,
-        NAMES[out_dtype],
-        tuple((name, NAMES[dtype]) for name, dtype, _, _ in tensors),
+        STORED[out_dtype],
+        tuple((name, STORED[dtype]) for name, dtype, _, _ in tensors),
         tuple((name, NAMES[dtype]) for name, dtype in scalars),
         NAMES[computes],
+        STORED[computes] if computes in COMPUTES else "",
         0 if is_flat else len(sizes),
         index_type(count),
         is_bool=out_dtype is torch.bool,
@@ -152,12 +156,16 @@ def source_of(
     tensors: tuple[tuple[str, str], ...],
     scalars: tuple[tuple[str, str], ...],
     computes: str,
+    rounds_to: str,
     dims: int,
     counts: str,
     *,
     is_bool: bool,
 ) -> str:
-    """Return the kernel's source; 0 `dims` means all tensors are dense and of equal layout."""
+    """Return the kernel's source; 0 `dims` means all tensors are dense and of equal layout.
+
+    Elements of other types than `rounds_to`, if it is not empty, are rounded to it when read.
+    """
     names = ["out", *(name for name, _ in tensors)]
     parameters = ["const long count", f"__global {out}* p_out", "long i_out"]
     for name, dtype in tensors:
@@ -175,9 +183,16 @@ def source_of(
             lines.append("}" if last else f"at /= {size}; }}")
     else:
         lines += [f"i_{name} += at;" for name in names]
-    lines += [f"const {computes} {name} = ({computes})p_{name}[i_{name}];" for name, _ in tensors]
-    value = f"({expression}) != 0" if is_bool else f"({out})({expression})"
-    lines.append(f"p_out[i_out] = {value};")
+    for name, dtype in tensors:
+        value = f"({computes})LOAD_{dtype}(p_{name}, i_{name})"
+        if rounds_to not in ("", dtype):
+            value = f"rounded_to_{rounds_to}({value})"
+        lines.append(f"const {computes} {name} = {value};")
+    if is_bool:
+        expression = f"({expression}) != 0"
+    elif out not in STORED_ONLY:
+        expression = f"({out})({expression})"
+    lines.append(f"STORE_{out}(p_out, i_out, {expression});")
     lines.insert(0, f"typedef {computes} T;")
     body = "\n  ".join(lines)
     return f"__kernel void elements({', '.join(parameters)})\n{{\n  {body}\n}}\n"

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache, lru_cache
 from itertools import pairwise
 
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import launch_size
+from cputrain.opencl.elementwise import STORED_ONLY, launch_size
 from cputrain.opencl.program import compile_kernel
 from cputrain.opencl.shapes import byte_range, is_dense
 from cputrain.opencl.tensor import OclTensor
-from cputrain.opencl.types import MAX_INT_INDEX, NAMES, SCALARS, are_supported
+from cputrain.opencl.types import (
+    MAX_INT_INDEX,
+    NAMES,
+    SCALARS,
+    STORED,
+    are_supported,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,7 +132,7 @@ def run_each(
     device, dtype = first[0].memory.device, first[0].dtype
     scalar_type = SCALARS[dtype]
     trailing = [scalar_type(item) for item in scalars.values()]
-    singles = tuple((name, NAMES[lists[name][0].dtype]) for name in single)
+    singles = tuple((name, STORED[lists[name][0].dtype]) for name in single)
     indices = [index for index, item in enumerate(first) if item.numel()]
     maximum = _num_per_launch(device, len(lists), len(per_tensor))
     for group in _launch_groups([(index, first[index].numel()) for index in indices], maximum):
@@ -160,13 +167,15 @@ def _build_kernel(
         *[np.int32] * num_tensors, *(None, np.int64) * (num_tensors * len(lists)),
         *[scalar_type] * (num_tensors * len(per_tensor) + len(scalars)),
     )  # fmt: skip
-    source = source_of(body, NAMES[dtype], num_tensors, lists, single, scalars, per_tensor)
+    source = source_of(
+        body, NAMES[dtype], STORED[dtype], num_tensors, lists, single, scalars, per_tensor
+    )
     return compile_kernel(device, source, "foreach", types)
 
 
 @cache
 def source_of(
-    body: str, type_name: str, num_tensors: int, lists: tuple[str, ...],
+    body: str, type_name: str, stored: str, num_tensors: int, lists: tuple[str, ...],
     single: tuple[tuple[str, str], ...], scalars: tuple[str, ...], per_tensor: tuple[str, ...],
 ) -> str:  # fmt: skip
     """Return the kernel's source: each work item finds the tensor that its element belongs to."""
@@ -175,7 +184,7 @@ def source_of(
     for name in lists:
         for index in range(num_tensors):
             parameters += [
-                f"__global {types.get(name, 'T')}* {name}{index}",
+                f"__global {types.get(name, stored)}* {name}{index}",
                 f"const long {name}_at{index}",
             ]
     parameters += [f"const T {name}{index}" for name in per_tensor for index in range(num_tensors)]
@@ -192,8 +201,15 @@ def source_of(
         assignments += [f"{name} = {name}{begin};" for name in per_tensor]
         return f"{start} {' '.join(assignments)}"
 
-    names = "".join(f"#define {name} p_{name}[{0 if name in types else 'i'}]\n" for name in lists)
-    pointers = "".join(f"  __global {types.get(name, 'T')}* p_{name};\n" for name in lists)
+    loads = stores = ""
+    for name in lists:
+        place = f"p_{name}, {0 if name in types else 'i'}"
+        kind = types.get(name, stored)
+        if re.search(rf"\b{name}\s*[-+*/]?=[^=]", body):
+            stores += f" STORE_{kind}({place}, {name});"
+        variable = "T" if name not in types or kind in STORED_ONLY else kind
+        loads += f"  {variable} {name} = LOAD_{kind}({place});\n"
+    pointers = "".join(f"  __global {types.get(name, stored)}* p_{name};\n" for name in lists)
     scalar_declarations = "".join(f"  T {name};\n" for name in per_tensor)
     return f"""#define T {type_name}
 __kernel void foreach({", ".join(parameters)})
@@ -202,6 +218,6 @@ __kernel void foreach({", ".join(parameters)})
   if (at >= end{num_tensors - 1}) return;
   int i;
 {pointers}{scalar_declarations}  {choice(0, num_tensors)}
-{names}  {body}
+{loads}  {body}{stores}
 }}
 """

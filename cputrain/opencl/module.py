@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from cputrain.opencl.autocast import DTYPES
 from cputrain.opencl.device import CURRENT_DEVICE, ForkedDevice, devices
 from cputrain.opencl.generator import generator_of
 
@@ -113,11 +114,8 @@ def _is_in_bad_fork() -> bool:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Return the dtypes that autocast supports: float32 alone, as no kernel has fewer bits.
-
-    For other dtypes torch warns and disables autocast.
-    """
-    return [torch.float32]
+    """Return the dtypes that autocast supports; torch warns of others, and disables autocast."""
+    return list(DTYPES)
 
 
 for _function in (

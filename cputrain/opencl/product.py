@@ -78,7 +78,7 @@ class Product:
             tile = tuner_of(self._device).tile(
                 key,
                 *self._size,
-                self._dtype.itemsize,
+                self._dtype,
                 lambda tile: self._launch(self._configure(tile), arguments),
             )
             self._config = self._configure(tile)

@@ -53,7 +53,9 @@ def compile_kernel(device: Device, source: str, name: str, types: tuple[Any, ...
         CputrainError: The program does not compile.
     """
     folder = os.path.join(cache_folder(), "opencl", "programs")
-    full_source = DOUBLE + source if device.has_double else source
+    full_source = _read_kernel_file("elements") + source
+    if device.has_double:
+        full_source = DOUBLE + full_source
     opencl: Any = cl()
     # the caches of PyOpenCL and the driver may be corrupt: then compile a text that is in neither
     for text in (full_source, f"{full_source}typedef int again_{time.time_ns()};\n"):

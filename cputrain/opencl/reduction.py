@@ -15,7 +15,7 @@ import torch
 from cputrain.opencl.elementwise import collapse_dims, launch_size
 from cputrain.opencl.program import compile_kernel
 from cputrain.opencl.tensor import empty
-from cputrain.opencl.types import NAMES, index_type
+from cputrain.opencl.types import NAMES, STORED, computes_in, index_type
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,21 +63,21 @@ def reduce(
     computes = _accumulator_dtype(out.dtype)
     first = out if chunks == 1 else empty(device.index, (outputs * chunks,), (1,), computes)
     kernel, trailing = _prepare(
-        device, start, step, end if chunks == 1 else "A", NAMES[tensor.dtype], NAMES[first.dtype],
+        device, start, step, end if chunks == 1 else "A", STORED[tensor.dtype], STORED[first.dtype],
         NAMES[computes], (tuple(size[d] for d in kept_dims), tuple(stride[d] for d in kept_dims)),
         (tuple(size[d] for d in dims), tuple(stride[d] for d in dims)),
     )  # fmt: skip
     _launch(device, kernel, outputs * chunks, chunks, count, count, first, tensor, trailing)
     if chunks > 1:
         merge_kernel, trailing = _prepare(
-            device, start, merge or step, end, NAMES[computes], NAMES[out.dtype],
+            device, start, merge or step, end, NAMES[computes], STORED[out.dtype],
             NAMES[computes], ((outputs,), (chunks,)), ((chunks,), (1,)),
         )  # fmt: skip
         _launch(device, merge_kernel, outputs, 1, chunks, count, out, first, trailing)
 
 
 def _accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.uint8 if dtype is torch.bool else dtype
+    return torch.uint8 if dtype is torch.bool else computes_in(dtype)
 
 
 def _launch(
@@ -144,12 +144,12 @@ __kernel void reduced({", ".join(parameters)})
     long place = begin;
     at = number;
     {_offset_code("r", "place", inner)}
-    const T X = (T)in[place];
+    const T X = (T)LOAD_{read}(in, place);
     A = {step};
     {_BLOCKS if in_blocks else ""}
   }}
   {"A += B + C;" if in_blocks else ""}
-  out[out_at + item] = ({written})({end});
+  STORE_{written}(out, out_at + item, {end});
 }}
 """
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from cputrain.errors import CputrainError
-from cputrain.opencl.autocast import disable_autocast
 from cputrain.opencl.deferred_errors import Guard, raise_kept_errors
 from cputrain.opencl.device import devices
 from cputrain.opencl.fallback import FallbackSummary, run_on_cpu
@@ -41,7 +40,7 @@ def register() -> None:
     from torch.utils._foreach_utils import _foreach_supported_types
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from cputrain.opencl import dispatch, files, module, ops  # noqa: F401  (registers the kernels)
+    from cputrain.opencl import autocast, dispatch, files, module, ops  # noqa: F401  (of kernels)
 
     _setup_privateuseone_for_python_backend(
         NAME, backend_module=module.torch_ocl, device_guard=Guard()
@@ -53,7 +52,8 @@ def register() -> None:
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     fallback_library = library("_", "IMPL")
     fallback_library.fallback(_run_on_cpu, "PrivateUse1")
-    fallback_library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # no casts
+    fallback_library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    autocast.register(aten, NAME)
     _libraries.extend((aten, fallback_library))
     engine: Any = torch.autograd.graph
     run_backward = raise_kept_errors(engine._engine_run_backward)
@@ -69,8 +69,6 @@ def register() -> None:
     type_lists: tuple[Any, ...] = (_foreach_supported_types, optimizers_types)
     for types in type_lists:  # else optimizers loop over single tensors
         types.append(OclTensor)
-    autocast: Any = torch.amp.autocast_mode.autocast
-    autocast.__init__ = disable_autocast(autocast.__init__, NAME)
     module_class: Any = torch.nn.Module
     module_class._apply = _patch_module_apply(module_class._apply)
 

@@ -7,12 +7,12 @@ from functools import lru_cache
 import torch
 
 from cputrain.opencl.program import compile_kernel, program_source
-from cputrain.opencl.types import NAMES
+from cputrain.opencl.types import COMPUTES, access_definitions, computes_in, element_definitions
 from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
     from typing import Any
 
     from cputrain.opencl.device import Device
@@ -49,13 +49,30 @@ TILE_SIZES = (
 )  # fmt: skip
 """Sizes of each tile, and its throughput relative to the others."""
 
-TILES = {
-    Tile(
-        rows=sizes[0], columns=sizes[1], deep=sizes[2], item_rows=sizes[3], item_columns=sizes[4]
-    ): (sizes[5])
-    for sizes in TILE_SIZES
-}
+TENSOR_CORE_SIZES = (
+    (128, 128, 32, 8, 8, 40), (128, 64, 32, 8, 8, 32), (64, 128, 32, 8, 8, 32),
+    (64, 64, 32, 4, 8, 24), (32, 128, 32, 4, 8, 20),
+)  # fmt: skip
+"""The same for products by tensor cores: a warp of 32 items computes 8 by 4 of their parts."""
+
+
+def _tiles(table: Sequence[tuple[int, ...]]) -> dict[Tile, int]:
+    """Return the relative throughput of each tile on large products."""
+    return {
+        Tile(rows=rows, columns=columns, deep=deep, item_rows=down, item_columns=across): throughput
+        for rows, columns, deep, down, across, throughput in table
+    }
+
+
+TILES, TENSOR_CORE_TILES = _tiles(TILE_SIZES), _tiles(TENSOR_CORE_SIZES)
+THROUGHPUTS = TILES | TENSOR_CORE_TILES
 """Relative throughput of each tile on large products."""
+
+
+def uses_tensor_cores(device: Device, dtype: torch.dtype) -> bool:
+    """Return whether products of a dtype are computed by tensor cores."""
+    return device.has_tensor_cores and dtype in COMPUTES
+
 
 MAX_GRID_GROUPS = (1 << 16) - 1
 """Maximum number of work-groups in the second and third dimension on some devices."""
@@ -68,6 +85,12 @@ GROUPS_PER_UNIT = 4
 
 MIN_SPLIT_DEPTH = 256
 """Minimum length of a sum that is worth a work-group of its own."""
+
+
+def result_definitions(dtype: torch.dtype, num_parts: int) -> tuple[tuple[str, str], ...]:
+    """Return the definitions of a product's result in memory: parts of a sum are not rounded."""
+    result = dtype if num_parts == 1 else computes_in(dtype)
+    return tuple(access_definitions(result, "RESULT", "_RESULT").items())
 
 
 def groups(tile: Tile, rows: int, columns: int) -> tuple[int, int]:
@@ -91,15 +114,16 @@ def split_k(device: Device, rows: int, columns: int, depth: int, batch: int) -> 
 
 
 @lru_cache(maxsize=1 << 14)
-def candidates(device: Device, rows: int, columns: int, batch: int, itemsize: int) -> list[Tile]:
-    """Return the tiles that fit the device, the lowest estimated cost first.
-
-    `itemsize` is the size of an element in bytes.
-    """
+def candidates(
+    device: Device, rows: int, columns: int, batch: int, dtype: torch.dtype
+) -> list[Tile]:
+    """Return the tiles that fit the device, the lowest estimated cost first."""
+    on_tensor_cores = uses_tensor_cores(device, dtype)
     fitting = [
         tile
-        for tile in TILES
-        if _local_bytes(tile, itemsize) <= device.local_bytes
+        for tile in (TENSOR_CORE_TILES if on_tensor_cores else TILES)
+        if _local_bytes(tile, 2 if on_tensor_cores else computes_in(dtype).itemsize)
+        <= device.local_bytes
         and tile.items <= device.max_group_items
         and groups(tile, rows, columns)[1] <= MAX_GRID_GROUPS
     ]
@@ -107,8 +131,8 @@ def candidates(device: Device, rows: int, columns: int, batch: int, itemsize: in
 
 
 def _local_bytes(tile: Tile, itemsize: int) -> int:
-    """Return bytes of local memory of a group: tiles.cl, and the table of conv_weight.cl."""
-    return 2 * tile.deep * (tile.rows + tile.columns + 8) * itemsize + tile.columns * 16
+    """Return bytes of a group's local memory: two blocks of the factors, conv_weight's table."""
+    return 2 * (tile.deep + 8) * (tile.rows + tile.columns + 8) * itemsize + tile.columns * 16
 
 
 def _estimated_cost(device: Device, tile: Tile, rows: int, columns: int, batch: int) -> float:
@@ -118,7 +142,7 @@ def _estimated_cost(device: Device, tile: Tile, rows: int, columns: int, batch: 
     waves = max(1.0, num_groups / device.num_units)
     if num_groups < 8 * device.num_units:  # the last wave takes as long as a full one
         waves = float(-(-num_groups // device.num_units))
-    return waves * tile.rows * tile.columns / TILES[tile]
+    return waves * tile.rows * tile.columns / THROUGHPUTS[tile]
 
 
 @lru_cache(maxsize=1 << 12)
@@ -127,16 +151,22 @@ def tiled_kernel(
     head: tuple[str, ...],
     tile: Tile,
     dtype: torch.dtype,
-    kernel_definitions: tuple[tuple[str, int], ...],
+    kernel_definitions: tuple[tuple[str, Any], ...],
     types: tuple[Any, ...],
 ) -> Any:
     """Return the kernel of a tile; `head` names the files that define its loads and stores."""
-    definitions: Mapping[str, Any] = {
-        "T": NAMES[dtype], "BM": tile.rows, "BN": tile.columns, "BK": tile.deep,
+    definitions: dict[str, Any] = {
+        **element_definitions(dtype), "BM": tile.rows, "BN": tile.columns, "BK": tile.deep,
         "TM": tile.item_rows, "TN": tile.item_columns, "ITEMS": tile.items,
         "A_STEP": min(4, tile.item_rows), "B_STEP": min(4, tile.item_columns),
-        **dict(kernel_definitions),
+        "FACTOR": "T", "LOAD_FACTOR(p, i)": "LOAD(p, i)", **dict(kernel_definitions),
     }  # fmt: skip
     first, *rest = (*head, "tiles")
+    if uses_tensor_cores(device, dtype):
+        first, *rest = (*head, "tensor_cores")
+        definitions |= {
+            "FACTOR": "ushort", "LOAD_FACTOR(p, i)": "((__global const ushort*)(p))[i]",
+            "KIND": '"f16"' if dtype is torch.float16 else '"bf16"',
+        }  # fmt: skip
     source = program_source(first, definitions) + "".join(program_source(name, {}) for name in rest)
     return compile_kernel(device, source, "product", types)

@@ -13,12 +13,14 @@ from contextlib import suppress
 from functools import cache
 
 from cputrain.machine.cache import CacheFile
-from cputrain.opencl.tiles import TILES, candidates
+from cputrain.opencl.tiles import THROUGHPUTS, candidates
 from cputrain.variables import OCL_TUNE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from cputrain.opencl.device import Device
     from cputrain.opencl.tiles import Tile
@@ -39,7 +41,7 @@ class TileTuner:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._tiles = list(TILES)
+        self._tiles = list(THROUGHPUTS)
         identity = f"{device.name} {device.version} {self._tiles}"
         name = hashlib.sha256(identity.encode()).hexdigest()[:16]
         self._file = CacheFile("the tiles", SCHEMA_VERSION, "opencl", f"tiles-{name}.json")
@@ -47,8 +49,8 @@ class TileTuner:
         self._by_key: dict[tuple[object, ...], Tile] = {}
 
     def tile(
-        self, product_name: str, rows: int, columns: int, depth: int, batch: int, itemsize: int,
-        launch: Callable[[Tile], None],
+        self, product_name: str, rows: int, columns: int, depth: int, batch: int,
+        dtype: torch.dtype, launch: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
         """Return the fastest tile for a product.
 
@@ -58,20 +60,20 @@ class TileTuner:
             columns: Columns of the product.
             depth: Length of the sums.
             batch: Number of products.
-            itemsize: Size of an element in bytes.
+            dtype: Dtype of the factors.
             launch: Launches the product with a tile, to time it.
         """
         key = (product_name, rows, columns, depth, batch)
         result = self._by_key.get(key)
         if result is None:
-            result = self._by_key[key] = self._look_up(*key, itemsize, launch)
+            result = self._by_key[key] = self._look_up(*key, dtype, launch)
         return result
 
     def _look_up(
-        self, product_name: str, rows: int, columns: int, depth: int, batch: int, itemsize: int,
-        launch: Callable[[Tile], None],
+        self, product_name: str, rows: int, columns: int, depth: int, batch: int,
+        dtype: torch.dtype, launch: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
-        fitting = candidates(self._device, rows, columns, batch, itemsize)
+        fitting = candidates(self._device, rows, columns, batch, dtype)
         if self._device.is_cpu or os.environ.get(OCL_TUNE) == "0":
             return fitting[0]
         name = f"{product_name} {rows} {columns} {depth} {batch}"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
 
 NAMES: dict[torch.dtype, str] = {
+    torch.float16: "float",
+    torch.bfloat16: "float",
     torch.float32: "float",
     torch.float64: "double",
     torch.int64: "long",
@@ -23,7 +25,13 @@ NAMES: dict[torch.dtype, str] = {
     torch.uint8: "uchar",
     torch.bool: "uchar",
 }
-"""OpenCL type name of each dtype that kernels support."""
+"""OpenCL type in which kernels compute, of each dtype that they support."""
+
+STORED = NAMES | {torch.float16: "half", torch.bfloat16: "bfloat"}
+"""OpenCL type of elements in memory, by dtype; kernels/elements.cl loads and stores them."""
+
+COMPUTES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""Dtype in which kernels compute, of the dtypes that only memory has."""
 
 MAX_INT_INDEX = (1 << 31) - 1
 """Maximum number of elements that kernels index by int."""
@@ -39,6 +47,8 @@ def index_type(count: int) -> str:
 
 
 SCALARS: dict[torch.dtype, Any] = {
+    torch.float16: np.float32,
+    torch.bfloat16: np.float32,
     torch.float32: np.float32,
     torch.float64: np.float64,
     torch.int64: np.int64,
@@ -51,6 +61,29 @@ SCALARS: dict[torch.dtype, Any] = {
 """NumPy type of a kernel's scalar arguments, by dtype."""
 
 
+def computes_in(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which kernels compute with elements of a dtype."""
+    return COMPUTES.get(dtype, dtype)
+
+
+def element_definitions(dtype: torch.dtype) -> dict[str, str]:
+    """Return the preprocessor definitions of a kernel over elements of one dtype.
+
+    T is the type of its variables, ELEMENT that of memory; LOAD and STORE convert.
+    """
+    return {"T": NAMES[dtype], **access_definitions(dtype, "ELEMENT", "")}
+
+
+def access_definitions(dtype: torch.dtype, name: str, suffix: str) -> dict[str, str]:
+    """Return definitions of a type in memory, and of LOAD and STORE with a suffix for it."""
+    stored = STORED[dtype]
+    return {
+        name: stored,
+        f"LOAD{suffix}(p, i)": f"LOAD_{stored}(p, i)",
+        f"STORE{suffix}(p, i, x)": f"STORE_{stored}(p, i, x)",
+    }
+
+
 def are_supported(device: Device, *types: torch.dtype) -> bool:
     """Return whether kernels of this device support all of these dtypes."""
     return all(
@@ -61,7 +94,7 @@ def are_supported(device: Device, *types: torch.dtype) -> bool:
 def can_represent(dtype: torch.dtype, value: Any) -> bool:
     """Return whether a dtype can represent a value without overflow or truncation."""
     if dtype.is_floating_point:
-        if -1e38 < value < 1e38:  # the common case
+        if -6e4 < value < 6e4:  # the common case
             return True
         return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
     if dtype is torch.bool:
@@ -71,7 +104,9 @@ def can_represent(dtype: torch.dtype, value: Any) -> bool:
     return bool(torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max)
 
 
-EXACT_INTEGERS = {torch.float32: 1 << 24, torch.float64: 1 << 53}
+EXACT_INTEGERS = {
+    torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24, torch.float64: 1 << 53,
+}  # fmt: skip
 """Largest magnitude up to which a floating-point dtype represents every integer."""
 
 

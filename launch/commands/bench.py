@@ -135,7 +135,11 @@ CASE_BENCHMARKS = {
         "networks",
         "Trains torchvision's networks on each device in turns, and compares throughput "
         "and losses. The last device is the baseline.",
-        Option(flag="--devices", takes="A,B", help="torch devices (default: ocl,cuda)"),
+        Option(
+            flag="--devices",
+            takes="A,B",
+            help="torch devices, with +float16 under autocast (default: ocl,cuda)",
+        ),
         Option(flag="--batches", takes="N,M", help="batch sizes (default: 32,64)"),
         Option(flag="--rounds", takes="N", help="each runs every device once (default: 2)"),
         Option(flag="--side", takes="N", help="height and width of images (default: 224)"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional
 
-from cputrain.opencl import autocast
+from cputrain.opencl import fallbacks, reset_fallbacks
 
 CALLS = 3
 """Later ones are replayed."""
@@ -247,30 +248,87 @@ def test_a_chance_that_is_none_is_not_a_number():
     assert drawn.isnan().tolist() == [False, True, True, True]
 
 
-def trained(**options):
-    model = torch.nn.Linear(4, 2).to("ocl")
-    with torch.autocast("ocl", **options):
-        loss = model(torch.ones(3, 4, device="ocl")).sum()
-    loss.backward()
-    return loss.dtype, model.weight.grad.dtype
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(), torch.nn.Linear(72, 6), torch.nn.LayerNorm(6),
+    )  # fmt: skip
 
 
-def test_autocast_says_once_that_it_computes_in_float32(monkeypatch):
-    monkeypatch.setattr(autocast, "_has_warned", False)
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("always")
-        for options in ({}, {}, {"dtype": torch.bfloat16}):
-            assert trained(**options) == (torch.float32, torch.float32)
-    (warning,) = shown
-    text = str(warning.message)
-    assert "In ocl autocast, but the target dtype is not supported. Disabling autocast" in text
-    assert "No kernel of ocl supports torch.float16: results are in float32" in text
-    assert warning.filename == __file__
+def losses_of(where, dtype, optimizer, scales):
+    """Losses of training steps under autocast, and the last scale."""
+    model = network().to(where)
+    updates = optimizer(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler(where, enabled=scales)
+    images = torch.linspace(-1, 1, 5 * 3 * 64).reshape(5, 3, 8, 8).sin().to(where)
+    losses = []
+    for _ in range(5):
+        with torch.autocast(where, dtype):
+            loss = torch.nn.functional.cross_entropy(model(images), torch.arange(5, device=where))
+        updates.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(updates)
+        scaler.update()
+        losses.append(loss.item())
+    return [*losses, scaler.get_scale() / 1e5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "optimizer",
+    [torch.optim.SGD, torch.optim.AdamW, partial(torch.optim.AdamW, fused=True)],
+    ids=["SGD", "AdamW", "fused AdamW"],
+)
+def test_autocast_trains_as_on_the_cpu(optimizer, dtype, monkeypatch):
+    monkeypatch.setenv("CPUTRAIN_OCL_FALLBACK", "needed")
+    reset_fallbacks()
+    losses = losses_of("ocl", dtype, optimizer, dtype is torch.float16)
+    assert not fallbacks()
+    expected = losses_of("cpu", dtype, optimizer, dtype is torch.float16)
+    assert losses == pytest.approx(expected, rel=0.05, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (lambda x: x @ x, torch.bfloat16),
+        (lambda x: torch.nn.functional.linear(x, x), torch.bfloat16),
+        (lambda x: (x @ x).relu(), torch.bfloat16),
+        (lambda x: (x @ x).softmax(1), torch.float32),
+        (lambda x: (x @ x).sum(), torch.float32),
+        (lambda x: (x @ x).sum(dtype=torch.bfloat16), torch.bfloat16),
+        (lambda x: (x @ x) + x, torch.float32),
+        (lambda x: torch.cat([x @ x, x]), torch.float32),
+        (lambda x: torch.nn.functional.layer_norm(x @ x, (4,)), torch.float32),
+        (lambda x: x.double() @ x.double(), torch.float64),
+    ],
+)
+def test_the_type_that_an_operator_computes_in_under_autocast(function, dtype):
+    with torch.autocast("ocl", torch.bfloat16):
+        assert function(torch.ones(4, 4, device="ocl")).dtype is dtype
+
+
+def test_autocast_casts_a_parameter_again_once_it_has_changed():
+    weight = torch.nn.Parameter(torch.ones(2, 2, device="ocl"))
+    rows = torch.ones(1, 2, device="ocl")
+    with torch.autocast("ocl", torch.bfloat16):
+        assert (rows @ weight).tolist() == [[2, 2]]
+        with torch.no_grad():
+            weight.mul_(3)
+        assert (rows @ weight).tolist() == [[6, 6]]
+
+
+def test_a_loss_that_overflows_in_float16_is_refused_under_autocast():
+    chances = torch.rand(3, device="ocl")
+    with torch.autocast("ocl"), pytest.raises(RuntimeError, match="with_logits"):
+        torch.nn.functional.binary_cross_entropy(chances, chances)
 
 
 @pytest.mark.parametrize("options", [{"enabled": False}, {"dtype": torch.float32}])
-def test_autocast_that_changes_nothing_says_nothing(options, monkeypatch):
-    monkeypatch.setattr(autocast, "_has_warned", False)
+def test_autocast_that_changes_nothing(options):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert trained(**options) == (torch.float32, torch.float32)
+        with torch.autocast("ocl", **options):
+            product = torch.ones(3, 4, device="ocl") @ torch.ones(4, 2, device="ocl")
+    assert product.dtype is torch.float32

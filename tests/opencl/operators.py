@@ -68,6 +68,7 @@ TYPES = {
     torch.int64: 0,
     torch.bool: 0,
     torch.float16: 2e-2,
+    torch.bfloat16: 8e-2,
 }
 """Types of numbers, and how far results of each may be apart."""
 

@@ -6,15 +6,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
-from cputrain.opencl.tiles import TILES, Tile, candidates, groups, split_k
+from cputrain.opencl.tiles import TENSOR_CORE_TILES, TILES, Tile, candidates, groups, split_k
 
 
-def device(num_units: int) -> Any:
+def device(num_units: int, *, has_tensor_cores: bool = False) -> Any:
     """A device with room for every tile."""
     return cast(
         "Any",
-        _Hashable(num_units=num_units, local_bytes=1 << 20, max_group_items=1 << 12),
+        _Hashable(
+            num_units=num_units,
+            local_bytes=1 << 20,
+            max_group_items=1 << 12,
+            has_tensor_cores=has_tensor_cores,
+        ),
     )
 
 
@@ -31,7 +37,7 @@ def work(tile: Tile) -> float:
 
 def test_tiles_that_all_run_at_once_are_ordered_by_the_work_of_one() -> None:
     """A device with units to spare computes every group of tiles in one wave."""
-    ordered = candidates(device(10_000), 96, 96, 1, 4)
+    ordered = candidates(device(10_000), 96, 96, 1, torch.float32)
     assert set(ordered) == set(TILES)
     assert [work(tile) for tile in ordered] == sorted(map(work, TILES))
 
@@ -48,8 +54,25 @@ def test_a_last_wave_takes_as_long_as_a_full_one(
             return (total + num_units - 1) // num_units * work(tile)
         return max(1.0, total / num_units) * work(tile)
 
-    ordered = candidates(device(num_units), rows, columns, batch, 4)
+    ordered = candidates(device(num_units), rows, columns, batch, torch.float32)
     assert [cost(tile) for tile in ordered] == sorted(cost(tile) for tile in TILES)
+
+
+def test_tensor_cores_multiply_what_has_16_bits() -> None:
+    gpu = device(132, has_tensor_cores=True)
+    for dtype in (torch.float16, torch.bfloat16):
+        assert set(candidates(gpu, 512, 512, 1, dtype)) == set(TENSOR_CORE_TILES)
+        assert set(candidates(device(132), 512, 512, 1, dtype)) == set(TILES)
+    assert set(candidates(gpu, 512, 512, 1, torch.float32)) == set(TILES)
+
+
+@pytest.mark.parametrize("tile", TENSOR_CORE_TILES)
+def test_warps_divide_a_tile_of_tensor_cores(tile: Tile) -> None:
+    """A warp computes 16 x 8 elements per instruction, and loads whole lines of both factors."""
+    assert tile.item_rows % 2 == tile.item_columns % 2 == 0
+    assert tile.rows % (8 * tile.item_rows) == tile.columns % (4 * tile.item_columns) == 0
+    assert tile.items % 32 == tile.items % tile.deep == tile.items % tile.columns == 0
+    assert tile.deep % 16 == 0
 
 
 def test_sums_are_split_the_same_for_every_tile_and_cover_the_depth() -> None:

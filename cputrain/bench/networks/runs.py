@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+"""Autocast's dtypes, as they are appended to a device."""
+
 NUM_WARM_UP_STEPS = 6
 """Warm-up steps, in which programs are compiled, kernels tuned and calls captured."""
 
@@ -24,7 +27,8 @@ def run(names: Sequence[str], device: str, batch: int, side: int, steps: int) ->
 
     Args:
         names: Names of the networks.
-        device: Name of the device; with "+graph", steps are captured and replayed.
+        device: Name of the device; with "+graph", steps are captured and replayed, with "+float16"
+            or "+bfloat16", models and losses are called under autocast.
         batch: Number of images of a step.
         side: Height and width of images.
         steps: Number of steps that are timed.
@@ -32,11 +36,12 @@ def run(names: Sequence[str], device: str, batch: int, side: int, steps: int) ->
     Raises:
         UsageError: The device is not available.
     """
-    device, _, mode = device.partition("+")
-    if mode not in ("", "graph") or (mode and not device.startswith("ocl")):
+    device, *modes = (asked := device).split("+")
+    autocast = next((DTYPES[mode] for mode in modes if mode in DTYPES), None)
+    if set(modes) - DTYPES.keys() - ({"graph"} if device.startswith("ocl") else set()):
         raise UsageError(
-            "--devices", "must be names of devices, of which ocl+graph has captured steps",
-            found=f"{device}+{mode}",
+            "--devices", "must be names of devices, +graph (ocl only), +float16 or +bfloat16",
+            found=asked,
         )  # fmt: skip
     if device.startswith("ocl"):
         import cputrain.opencl  # noqa: F401  (registers the device)
@@ -57,7 +62,8 @@ def run(names: Sequence[str], device: str, batch: int, side: int, steps: int) ->
         ),
         "networks": {
             name: _train(
-                name, torch_device, batch, side, steps, device_module, is_captured=bool(mode)
+                name, torch_device, batch, side, steps, device_module, autocast,
+                is_captured="graph" in modes,
             )
             for name in names
         },
@@ -66,7 +72,7 @@ def run(names: Sequence[str], device: str, batch: int, side: int, steps: int) ->
 
 def _train(
     name: str, torch_device: torch.device, batch: int, side: int, steps: int, device_module: Any,
-    *, is_captured: bool,
+    autocast: torch.dtype | None, *, is_captured: bool,
 ) -> dict[str, Any]:  # fmt: skip
     torch.manual_seed(0)
     model = build_network(name)
@@ -78,7 +84,8 @@ def _train(
 
     def eager_step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(images), labels)
+        with torch.autocast(torch_device.type, autocast, enabled=autocast is not None):
+            loss = functional.cross_entropy(model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()

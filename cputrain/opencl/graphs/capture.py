@@ -193,9 +193,14 @@ class CapturingGenerator(Generator):
         return seed, first
 
 
+def is_capturing() -> bool:
+    """Return whether launches of this thread are captured, on any device."""
+    return any(capture.is_of_this_thread for capture in list(CAPTURES.values()))
+
+
 def refuse(what: str) -> None:
     """Raise an error if the calling thread is captured."""
-    if any(capture.is_of_this_thread for capture in list(CAPTURES.values())):
+    if is_capturing():
         raise RuntimeError(
             f"{what}{REFUSED}: operators are written down and have no values yet. Read values, "
             "copy from the CPU, and call operators without an OpenCL kernel before capture_begin() "

@@ -7,7 +7,7 @@
    ((i) < (j) && (x == y || (x != x && y != y))))
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void extremum(const int size, __global const T* in, const long in_at, __global T* out,
+void extremum(const int size, __global const ELEMENT* in, const long in_at, __global ELEMENT* out,
               __global long* indices)
 {
   __local T values[ITEMS];
@@ -18,7 +18,7 @@ void extremum(const int size, __global const T* in, const long in_at, __global T
   T value = 0;
   int first = -1;
   for (int i = item; i < size; i += ITEMS) {
-    const T x = in[i];
+    const T x = LOAD(in, i);
     if (PRECEDES(x, i, value, first)) { value = x; first = i; }
   }
   values[item] = value;
@@ -34,5 +34,5 @@ void extremum(const int size, __global const T* in, const long in_at, __global T
     }
     barrier(CLK_LOCAL_MEM_FENCE);
   }
-  if (item == 0) { out[row] = values[0]; indices[row] = firsts[0]; }
+  if (item == 0) { STORE(out, row, values[0]); indices[row] = firsts[0]; }
 }

@@ -33,14 +33,14 @@
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void partial_moments(const int C, const int inner, const long count, const int num_parts,
-                     __global const T* in, const long in_at, __global T* out)
+                     __global const ELEMENT* in, const long in_at, __global T* out)
 {
   __local T counts[ITEMS], means[ITEMS], all_squares[ITEMS];
   const int item = get_local_id(0), c = get_group_id(1);
   in += in_at;
   T num = 0, mean = 0, squares = 0;
   EACH_ELEMENT {
-    const T x = in[OFFSET(i)], delta = x - mean;
+    const T x = LOAD(in, OFFSET(i)), delta = x - mean;
     num += 1;
     mean += delta / num;
     squares += delta * (x - mean);
@@ -66,12 +66,12 @@ void partial_moments(const int C, const int inner, const long count, const int n
 // statistics.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void batch_norm(const int C, const int inner, const long count, const int num_parts,
-                __global const T* in, const long in_at, __global const T* sums,
+                __global const ELEMENT* in, const long in_at, __global const T* sums,
                 const T eps, const T momentum, __global T* mean, __global T* inverse,
-                __global T* running_mean, const long mean_at,
-                __global T* running_var, const long var_at,
-                __global const T* weight, const long weight_at,
-                __global const T* bias, const long bias_at, __global T* out)
+                __global PARAMETER* running_mean, const long mean_at,
+                __global PARAMETER* running_var, const long var_at,
+                __global const PARAMETER* weight, const long weight_at,
+                __global const PARAMETER* bias, const long bias_at, __global ELEMENT* out)
 {
   __local T local_values[2];
   const int item = get_local_id(0), c = get_group_id(1);
@@ -88,36 +88,39 @@ void batch_norm(const int C, const int inner, const long count, const int num_pa
         mean[c] = center;
         inverse[c] = local_values[1];
         if (HAS_RUNNING) {
-          running_mean[mean_at + c] += momentum * (center - running_mean[mean_at + c]);
-          running_var[var_at + c] += momentum * (squares / (count - 1) - running_var[var_at + c]);
+          const T old_mean = LOAD_PARAMETER(running_mean, mean_at + c);
+          const T old_var = LOAD_PARAMETER(running_var, var_at + c);
+          STORE_PARAMETER(running_mean, mean_at + c, old_mean + momentum * (center - old_mean));
+          STORE_PARAMETER(running_var, var_at + c,
+                          old_var + momentum * (squares / (count - 1) - old_var));
         }
       }
     } else {
-      local_values[0] = running_mean[mean_at + c];
-      local_values[1] = 1 / sqrt(running_var[var_at + c] + eps);
+      local_values[0] = LOAD_PARAMETER(running_mean, mean_at + c);
+      local_values[1] = 1 / sqrt(LOAD_PARAMETER(running_var, var_at + c) + eps);
     }
   }
   barrier(CLK_LOCAL_MEM_FENCE);
   const T center = local_values[0];
-  const T scale = local_values[1] * (HAS_WEIGHT ? weight[weight_at + c] : (T)1);
-  const T shift = HAS_BIAS ? bias[bias_at + c] : (T)0;
-  EACH_ELEMENT out[OFFSET(i)] = (in[OFFSET(i)] - center) * scale + shift;
+  const T scale = local_values[1] * (HAS_WEIGHT ? LOAD_PARAMETER(weight, weight_at + c) : (T)1);
+  const T shift = HAS_BIAS ? LOAD_PARAMETER(bias, bias_at + c) : (T)0;
+  EACH_ELEMENT STORE(out, OFFSET(i), (LOAD(in, OFFSET(i)) - center) * scale + shift);
 }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void partial_gradient_sums(const int C, const int inner, const long count, const int num_parts,
-                           __global const T* grad, const long grad_at,
-                           __global const T* in, const long in_at,
-                           __global const T* first, const long first_at, __global T* out)
+                           __global const ELEMENT* grad, const long grad_at,
+                           __global const ELEMENT* in, const long in_at,
+                           __global const STATISTIC* first, const long first_at, __global T* out)
 {
   LOCAL_SUMS
   const int item = get_local_id(0), c = get_group_id(1);
-  const T mean = first[first_at + c];
+  const T mean = LOAD_STATISTIC(first, first_at + c);
   T sum = 0, dot_sum = 0;
   EACH_ELEMENT {
-    const T value = grad[grad_at + OFFSET(i)];
+    const T value = LOAD(grad, grad_at + OFFSET(i));
     sum += value;
-    dot_sum += value * (in[in_at + OFFSET(i)] - mean);
+    dot_sum += value * (LOAD(in, in_at + OFFSET(i)) - mean);
   }
   REDUCE_PAIR(sum, dot_sum)
   if (item == 0) {
@@ -130,15 +133,17 @@ void partial_gradient_sums(const int C, const int inner, const long count, const
 // IS_TRAINING, `second` is the inverse std, else the variance
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void gradients(const int C, const int inner, const long count, const int num_parts,
-               __global const T* grad, const long grad_at, __global const T* in, const long in_at,
-               __global const T* first, const long first_at,
-               __global const T* second, const long second_at, const T eps,
-               __global const T* weight, const long weight_at, __global const T* sums,
-               __global T* grad_weight, __global T* grad_bias, __global T* out)
+               __global const ELEMENT* grad, const long grad_at, __global const ELEMENT* in, const long in_at,
+               __global const STATISTIC* first, const long first_at,
+               __global const STATISTIC* second, const long second_at, const T eps,
+               __global const PARAMETER* weight, const long weight_at, __global const T* sums,
+               __global PARAMETER* grad_weight, __global PARAMETER* grad_bias,
+               __global ELEMENT* out)
 {
   __local T local_values[2];
   const int item = get_local_id(0), c = get_group_id(1);
-  const T inverse = IS_TRAINING ? second[second_at + c] : 1 / sqrt(second[second_at + c] + eps);
+  const T spread = LOAD_STATISTIC(second, second_at + c);
+  const T inverse = IS_TRAINING ? spread : 1 / sqrt(spread + eps);
   grad += grad_at;
   in += in_at;
   if (item == 0) {
@@ -147,16 +152,19 @@ void gradients(const int C, const int inner, const long count, const int num_par
     for (int part = 0; part < num_parts; part++, sums += 2) { sum += sums[0]; dot_sum += sums[1]; }
     local_values[0] = sum;
     local_values[1] = dot_sum * inverse;
-    if (get_group_id(0) == 0) { grad_bias[c] = sum; grad_weight[c] = local_values[1]; }
+    if (get_group_id(0) == 0) {
+      STORE_PARAMETER(grad_bias, c, sum);
+      STORE_PARAMETER(grad_weight, c, local_values[1]);
+    }
   }
   barrier(CLK_LOCAL_MEM_FENCE);
   if (!HAS_OUT) return;
-  const T center = first[first_at + c];
-  const T scale = inverse * (HAS_WEIGHT ? weight[weight_at + c] : (T)1);
+  const T center = LOAD_STATISTIC(first, first_at + c);
+  const T scale = inverse * (HAS_WEIGHT ? LOAD_PARAMETER(weight, weight_at + c) : (T)1);
   const T mean = local_values[0] / count, slope = local_values[1] * inverse / count;
   EACH_ELEMENT {
-    T value = grad[OFFSET(i)];
-    if (IS_TRAINING) value -= mean + (in[OFFSET(i)] - center) * slope;
-    out[OFFSET(i)] = value * scale;
+    T value = LOAD(grad, OFFSET(i));
+    if (IS_TRAINING) value -= mean + (LOAD(in, OFFSET(i)) - center) * slope;
+    STORE(out, OFFSET(i), value * scale);
   }
 }

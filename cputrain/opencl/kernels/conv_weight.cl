@@ -4,13 +4,13 @@
 
 #define PARAMETERS \
   const int M, const int N, const int K, \
-  __global const T* grad, const int grad_at, const int grad_n, const int grad_m, \
+  __global const ELEMENT* grad, const int grad_at, const int grad_n, const int grad_m, \
   const int grad_group, const int grad_p, const int grad_q, \
-  __global const T* in, const int in_at, const int in_n, const int in_group, \
+  __global const ELEMENT* in, const int in_at, const int in_n, const int in_group, \
   const int H, const int W, const int in_h, const int in_w, \
   const int P, const int Q, const int stride_h, const int stride_w, const int start_h, \
   const int start_w, __global const int4* table, const int num_parts, const int part_length, \
-  __global T* out
+  __global RESULT* out
 #define A_BY_K 1
 #define B_BY_K 1
 #define ROWS M
@@ -36,9 +36,9 @@
   const int grad_base = image * grad_n + p_ * grad_p + q_ * grad_q; \
   const int in_base = image * in_n + h * in_h + w * in_w; \
   const bool is_valid = k_position < end;
-#define A_AT(row, unused) ((row) < M && is_valid ? grad[grad_base + (row) * grad_m] : (T)0)
+#define A_AT(row, unused) ((row) < M && is_valid ? LOAD_FACTOR(grad, grad_base + (row) * grad_m) : 0)
 #define B_AT(unused, column) \
   ((column) < N && is_valid \
-       ? read_in(in, column_table[(column) - first_column], in_base, h, w, H, W) : (T)0)
+       ? read_in(in, column_table[(column) - first_column], in_base, h, w, H, W) : 0)
 #define AT_COLUMN(column)
-#define WRITE(row, column, value) out[(row) * N + (column)] = (value);
+#define WRITE(row, column, value) STORE_RESULT(out, (row) * N + (column), value);

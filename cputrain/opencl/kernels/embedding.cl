@@ -3,26 +3,28 @@
 // deterministic.
 
 __kernel void gather_rows(const long count, const long inner, const long num_indices,
-                          const long rows, __global const T* in, const long in_at,
-                          __global const I* index, const long index_at, __global T* out)
+                          const long rows, __global const ELEMENT* in, const long in_at,
+                          __global const I* index, const long index_at, __global ELEMENT* out)
 {
   const long id = get_global_id(0);
   if (id >= count) return;
   const long i = id % inner, position = id / inner % num_indices, outer = id / inner / num_indices;
   const long row = index[index_at + position];
-  out[id] = row >= 0 && row < rows ? in[in_at + (outer * rows + row) * inner + i] : (T)MISSING;
+  const bool is_inside = row >= 0 && row < rows;
+  STORE(out, id, is_inside ? LOAD(in, in_at + (outer * rows + row) * inner + i) : (T)MISSING);
 }
 
 // one element for each index, as by torch.gather
 __kernel void gather_elements(const long count, const long inner, const long num_indices,
-                              const long rows, __global const T* in, const long in_at,
-                              __global const I* index, const long index_at, __global T* out)
+                              const long rows, __global const ELEMENT* in, const long in_at,
+                              __global const I* index, const long index_at, __global ELEMENT* out)
 {
   const long id = get_global_id(0);
   if (id >= count) return;
   const long i = id % inner, outer = id / inner / num_indices;
   const long row = index[index_at + id];
-  out[id] = row >= 0 && row < rows ? in[in_at + (outer * rows + row) * inner + i] : (T)MISSING;
+  const bool is_inside = row >= 0 && row < rows;
+  STORE(out, id, is_inside ? LOAD(in, in_at + (outer * rows + row) * inner + i) : (T)MISSING);
 }
 
 // key: index in the upper half, position in the lower; padding keys sort behind all others
@@ -48,8 +50,8 @@ __kernel void compare_exchange(const long num_keys, const long run_length, const
 // a work item for each column of each key: the first key of a row sums all gradients of the row
 __kernel void scatter_add(const long num_indices, const long inner, const long rows,
                           const long padding_index,
-                          __global const ulong* keys, __global const T* grad, const long grad_at,
-                          __global T* out)
+                          __global const ulong* keys, __global const ELEMENT* grad, const long grad_at,
+                          __global ELEMENT* out)
 {
   const long id = get_global_id(0), i = id % inner, position = id / inner;
   if (position >= num_indices) return;
@@ -58,6 +60,6 @@ __kernel void scatter_add(const long num_indices, const long inner, const long r
   if (row == padding_index || row >= rows || !is_first) return;
   T sum = 0;
   for (long k = position; k < num_indices && (long)(keys[k] >> 32) == row; k++)
-    sum += grad[grad_at + (long)(keys[k] & 0xffffffff) * inner + i];
-  out[row * inner + i] = sum;
+    sum += LOAD(grad, grad_at + (long)(keys[k] & 0xffffffff) * inner + i);
+  STORE(out, row * inner + i, sum);
 }

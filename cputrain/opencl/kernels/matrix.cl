@@ -3,10 +3,10 @@
 
 #define PARAMETERS \
   const int M, const int N, const int K, \
-  __global const T* A, const long a_at, const long a_m, const long a_k, const long a_batch, \
-  __global const T* B, const long b_at, const long b_k, const long b_n, const long b_batch, \
-  __global const T* D, const long d_at, const long d_m, const long d_n, const long d_batch, \
-  __global T* C, const long c_at, const T alpha, const T beta, const int num_parts, \
+  __global const ELEMENT* A, const long a_at, const long a_m, const long a_k, const long a_batch, \
+  __global const ELEMENT* B, const long b_at, const long b_k, const long b_n, const long b_batch, \
+  __global const ELEMENT* D, const long d_at, const long d_m, const long d_n, const long d_batch, \
+  __global RESULT* C, const long c_at, const T alpha, const T beta, const int num_parts, \
   const int part_length
 #define ROWS M
 #define COLUMNS N
@@ -26,10 +26,10 @@
   C += c_at + (part * (get_num_groups(2) / num_parts) + batch) * M * N; \
   const I am = a_m, ak = A_BY_K ? 1 : a_k, bk = B_BY_K ? 1 : b_k, bn = B_STRIDE;
 #define AT_K(begin)
-#define A_AT(row, k) ((row) < M && (k) < END ? A[(row) * am + (k) * ak] : (T)0)
-#define B_AT(k, column) ((k) < END && (column) < N ? B[(k) * bk + (column) * bn] : (T)0)
+#define A_AT(row, k) ((row) < M && (k) < END ? LOAD_FACTOR(A, (row) * am + (k) * ak) : 0)
+#define B_AT(k, column) ((k) < END && (column) < N ? LOAD_FACTOR(B, (k) * bk + (column) * bn) : 0)
 #define AT_COLUMN(column)
 #define WRITE(row, column, value) { \
     T result = alpha * (value); \
-    if (HAS_D) result += beta * D[(row) * d_m + (column) * d_n]; \
-    C[(long)(row) * N + (column)] = result; }
+    if (HAS_D) result += beta * LOAD(D, (row) * d_m + (column) * d_n); \
+    STORE_RESULT(C, (long)(row) * N + (column), result); }

@@ -15,27 +15,27 @@
 #define ROW const int item = get_local_id(0); const long row = get_group_id(0);
 #define KERNEL __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void
 
-KERNEL softmax(const int size, __global const T* in, const long in_at, __global T* out)
+KERNEL softmax(const int size, __global const ELEMENT* in, const long in_at, __global ELEMENT* out)
 {
   __local T shared[ITEMS];
   ROW
   in += in_at + row * size;
   out += row * size;
   T largest = -INFINITY, sum = 0;
-  EACH_COLUMN { const T x = in[i]; largest = x > largest || x != x ? x : largest; }
+  EACH_COLUMN { const T x = LOAD(in, i); largest = x > largest || x != x ? x : largest; }
   REDUCE(shared, largest, (a > b || a != a ? a : b))
-  EACH_COLUMN sum += exp(in[i] - largest);
+  EACH_COLUMN sum += exp(LOAD(in, i) - largest);
   REDUCE(shared, sum, a + b)
 #if IS_LOG
   sum = log(sum);
-  EACH_COLUMN out[i] = in[i] - largest - sum;
+  EACH_COLUMN STORE(out, i, LOAD(in, i) - largest - sum);
 #else
-  EACH_COLUMN out[i] = exp(in[i] - largest) / sum;
+  EACH_COLUMN STORE(out, i, exp(LOAD(in, i) - largest) / sum);
 #endif
 }
 
-KERNEL softmax_gradient(const int size, __global const T* grad, const long grad_at,
-                        __global const T* softmax_out, const long softmax_at, __global T* out)
+KERNEL softmax_gradient(const int size, __global const ELEMENT* grad, const long grad_at,
+                        __global const ELEMENT* softmax_out, const long softmax_at, __global ELEMENT* out)
 {
   __local T shared[ITEMS];
   ROW
@@ -44,42 +44,45 @@ KERNEL softmax_gradient(const int size, __global const T* grad, const long grad_
   out += row * size;
   T sum = 0;
 #if IS_LOG
-  EACH_COLUMN sum += grad[i];
+  EACH_COLUMN sum += LOAD(grad, i);
   REDUCE(shared, sum, a + b)
-  EACH_COLUMN out[i] = grad[i] - exp(softmax_out[i]) * sum;
+  EACH_COLUMN STORE(out, i, LOAD(grad, i) - exp(LOAD(softmax_out, i)) * sum);
 #else
-  EACH_COLUMN sum += grad[i] * softmax_out[i];
+  EACH_COLUMN sum += LOAD(grad, i) * LOAD(softmax_out, i);
   REDUCE(shared, sum, a + b)
-  EACH_COLUMN out[i] = softmax_out[i] * (grad[i] - sum);
+  EACH_COLUMN STORE(out, i, LOAD(softmax_out, i) * (LOAD(grad, i) - sum));
 #endif
 }
 
-KERNEL layer_norm(const int size, __global const T* in, const long in_at,
-                  __global const T* weight, const long weight_at,
-                  __global const T* bias, const long bias_at, const T eps,
-                  __global T* out, __global T* mean, __global T* inverse)
+KERNEL layer_norm(const int size, __global const ELEMENT* in, const long in_at,
+                  __global const ELEMENT* weight, const long weight_at,
+                  __global const ELEMENT* bias, const long bias_at, const T eps,
+                  __global ELEMENT* out, __global T* mean, __global T* inverse)
 {
   __local T shared[ITEMS];
   ROW
   in += in_at + row * size;
   out += row * size;
   T sum = 0, squares = 0;
-  EACH_COLUMN sum += in[i];
+  EACH_COLUMN sum += LOAD(in, i);
   REDUCE(shared, sum, a + b)
   const T center = sum / size;
-  EACH_COLUMN { const T x = in[i] - center; squares += x * x; }
+  EACH_COLUMN { const T x = LOAD(in, i) - center; squares += x * x; }
   REDUCE(shared, squares, a + b)
   const T scale = 1 / sqrt(squares / size + eps);
-  EACH_COLUMN out[i] = (in[i] - center) * scale * (HAS_WEIGHT ? weight[weight_at + i] : (T)1)
-                + (HAS_BIAS ? bias[bias_at + i] : (T)0);
+  EACH_COLUMN {
+    const T factor = HAS_WEIGHT ? LOAD(weight, weight_at + i) : (T)1;
+    const T shift = HAS_BIAS ? LOAD(bias, bias_at + i) : (T)0;
+    STORE(out, i, (LOAD(in, i) - center) * scale * factor + shift);
+  }
   if (item == 0) { mean[row] = center; inverse[row] = scale; }
 }
 
-KERNEL layer_norm_gradient(const int size, __global const T* grad, const long grad_at,
-                           __global const T* in, const long in_at,
+KERNEL layer_norm_gradient(const int size, __global const ELEMENT* grad, const long grad_at,
+                           __global const ELEMENT* in, const long in_at,
                            __global const T* mean, const long mean_at,
                            __global const T* inverse, const long inverse_at,
-                           __global const T* weight, const long weight_at, __global T* out)
+                           __global const ELEMENT* weight, const long weight_at, __global ELEMENT* out)
 {
   __local T shared[ITEMS];
   ROW
@@ -87,18 +90,21 @@ KERNEL layer_norm_gradient(const int size, __global const T* grad, const long gr
   in += in_at + row * size;
   out += row * size;
   const T center = mean[mean_at + row], scale = inverse[inverse_at + row];
-#define SCALED (grad[i] * (HAS_WEIGHT ? weight[weight_at + i] : (T)1))
+#define SCALED (LOAD(grad, i) * (HAS_WEIGHT ? LOAD(weight, weight_at + i) : (T)1))
   T sum = 0, dot_sum = 0;
-  EACH_COLUMN { sum += SCALED; dot_sum += SCALED * (in[i] - center) * scale; }
+  EACH_COLUMN { sum += SCALED; dot_sum += SCALED * (LOAD(in, i) - center) * scale; }
   REDUCE(shared, sum, a + b)
   REDUCE(shared, dot_sum, a + b)
-  EACH_COLUMN out[i] = scale * (SCALED - sum / size - (in[i] - center) * scale * dot_sum / size);
+  EACH_COLUMN {
+    const T slope = (LOAD(in, i) - center) * scale * dot_sum / size;
+    STORE(out, i, scale * (SCALED - sum / size - slope));
+  }
 }
 
 // gradients of weight and bias: column sums of a part of the rows
 __kernel void weight_gradients(const long rows, const int size, const int num_parts,
-                               __global const T* grad, const long grad_at,
-                               __global const T* in, const long in_at,
+                               __global const ELEMENT* grad, const long grad_at,
+                               __global const ELEMENT* in, const long in_at,
                                __global const T* mean, const long mean_at,
                                __global const T* inverse, const long inverse_at,
                                __global T* grad_weight, __global T* grad_bias)
@@ -107,9 +113,9 @@ __kernel void weight_gradients(const long rows, const int size, const int num_pa
   if (i >= size) return;
   T dot_sum = 0, sum = 0;
   for (long row = part; row < rows; row += num_parts) {
-    const T value = grad[grad_at + row * size + i];
+    const T value = LOAD(grad, grad_at + row * size + i);
     sum += value;
-    dot_sum += value * (in[in_at + row * size + i] - mean[mean_at + row])
+    dot_sum += value * (LOAD(in, in_at + row * size + i) - mean[mean_at + row])
              * inverse[inverse_at + row];
   }
   grad_weight[(long)part * size + i] = dot_sum;

@@ -5,8 +5,8 @@
 #define WINDOW const int R, const int S, const int stride_h, const int stride_w, \
   const int pad_h, const int pad_w, const int dilation_h, const int dilation_w
 
-__kernel void max_pool(const int count, __global const T* in, const int in_at, IMAGE, WINDOW,
-                       __global T* out, __global long* indices)
+__kernel void max_pool(const int count, __global const ELEMENT* in, const int in_at, IMAGE, WINDOW,
+                       __global ELEMENT* out, __global long* indices)
 {
   const int at = get_global_id(0);
   if (at >= count) return;
@@ -19,16 +19,16 @@ __kernel void max_pool(const int count, __global const T* in, const int in_at, I
       const int h = p * stride_h - pad_h + r * dilation_h;
       const int w = q * stride_w - pad_w + s * dilation_w;
       if (h < 0 || w < 0 || h >= H || w >= W) continue;
-      const T value = in[h * W + w];
+      const T value = LOAD(in, h * W + w);
       if (index < 0 || value > largest || value != value) { largest = value; index = h * W + w; }
     }
-  out[at] = largest;
+  STORE(out, at, largest);
   indices[at] = index;
 }
 
-__kernel void max_pool_gradient(const int count, __global const T* grad, const int grad_at,
+__kernel void max_pool_gradient(const int count, __global const ELEMENT* grad, const int grad_at,
                                 __global const long* indices, const int indices_at, IMAGE, WINDOW,
-                                __global T* out)
+                                __global ELEMENT* out)
 {
   const int at = get_global_id(0);
   if (at >= count) return;
@@ -40,9 +40,9 @@ __kernel void max_pool_gradient(const int count, __global const T* grad, const i
   for (int p = p_first; p < min(P, (h + pad_h) / stride_h + 1); p++)
     for (int q = q_first; q < min(Q, (w + pad_w) / stride_w + 1); q++) {
       const int position = plane_begin + p * Q + q;
-      if (indices[indices_at + position] == h * W + w) sum += grad[grad_at + position];
+      if (indices[indices_at + position] == h * W + w) sum += LOAD(grad, grad_at + position);
     }
-  out[at] = sum;
+  STORE(out, at, sum);
 }
 
 // In one dimension: begin and end of the window of output p, clipped to the image; the first window
@@ -74,8 +74,8 @@ inline int divisor(const int p, const int q, IMAGE, WINDOW, const int count_padd
          (WINDOW_END(q, W, Q, S, stride_w, pad_w) - WINDOW_BEGIN(q, W, Q, stride_w, pad_w));
 }
 
-__kernel void avg_pool(const int count, __global const T* in, const int in_at, IMAGE, WINDOW,
-                       const int count_padding, const int divisor_override, __global T* out)
+__kernel void avg_pool(const int count, __global const ELEMENT* in, const int in_at, IMAGE, WINDOW,
+                       const int count_padding, const int divisor_override, __global ELEMENT* out)
 {
   const int at = get_global_id(0);
   if (at >= count) return;
@@ -86,14 +86,15 @@ __kernel void avg_pool(const int count, __global const T* in, const int in_at, I
   const int w_end = WINDOW_END(q, W, Q, S, stride_w, pad_w);
   for (int h = WINDOW_BEGIN(p, H, P, stride_h, pad_h); h < h_end; h++)
     for (int w = WINDOW_BEGIN(q, W, Q, stride_w, pad_w); w < w_end; w++)
-      sum += in[h * W + w];
-  out[at] = sum / divisor(p, q, H, W, P, Q, R, S, stride_h, stride_w, pad_h, pad_w, dilation_h,
+      sum += LOAD(in, h * W + w);
+  const int num = divisor(p, q, H, W, P, Q, R, S, stride_h, stride_w, pad_h, pad_w, dilation_h,
                           dilation_w, count_padding, divisor_override);
+  STORE(out, at, sum / num);
 }
 
-__kernel void avg_pool_gradient(const int count, __global const T* grad, const int grad_at,
+__kernel void avg_pool_gradient(const int count, __global const ELEMENT* grad, const int grad_at,
                                 IMAGE, WINDOW, const int count_padding,
-                                const int divisor_override, __global T* out)
+                                const int divisor_override, __global ELEMENT* out)
 {
   const int at = get_global_id(0);
   if (at >= count) return;
@@ -104,7 +105,7 @@ __kernel void avg_pool_gradient(const int count, __global const T* grad, const i
   const int q_end = WINDOWS_END(w, W, Q, stride_w, pad_w);
   for (int p = FIRST_WINDOW(h, H, P, R, stride_h, pad_h); p < p_end; p++)
     for (int q = FIRST_WINDOW(w, W, Q, S, stride_w, pad_w); q < q_end; q++)
-      sum += grad[p * Q + q] / divisor(p, q, H, W, P, Q, R, S, stride_h, stride_w, pad_h, pad_w,
+      sum += LOAD(grad, p * Q + q) / divisor(p, q, H, W, P, Q, R, S, stride_h, stride_w, pad_h, pad_w,
                                        dilation_h, dilation_w, count_padding, divisor_override);
-  out[at] = sum;
+  STORE(out, at, sum);
 }

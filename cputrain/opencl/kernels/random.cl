@@ -12,12 +12,14 @@ inline philox4x32_ctr_t philox_bits(const ulong seed, const ulong id)
   return philox4x32(counter, key);
 }
 
-// uniform in [0, 1)
+// uniform in [0, 1), with all binary digits of T, or with as many as elements in memory have
 #if IS_DOUBLE
 #define UNIFORM(bits) ((T)((((ulong)bits.v[0] << 32) | bits.v[1]) >> 11) * 0x1p-53)
 #define UNIFORM_2(bits) ((T)((((ulong)bits.v[2] << 32) | bits.v[3]) >> 11) * 0x1p-53)
+#define UNIFORM_ELEMENT(bits) UNIFORM(bits)
 #else
 #define UNIFORM(bits) ((T)(bits.v[0] >> 8) * 0x1p-24f)
+#define UNIFORM_ELEMENT(bits) ((T)(bits.v[0] >> (32 - DIGITS)) / (1 << DIGITS))
 #define UNIFORM_2(bits) ((T)(bits.v[2] >> 8) * 0x1p-24f)
 #endif
 
@@ -25,34 +27,34 @@ inline philox4x32_ctr_t philox_bits(const ulong seed, const ulong id)
 #define BEGIN const long id = get_global_id(0); if (id >= count) return; \
   const philox4x32_ctr_t bits = philox_bits(seed, first + id);
 
-__kernel void uniform(SHARED_ARGUMENTS, __global T* out, const long out_at, const T low,
+__kernel void uniform(SHARED_ARGUMENTS, __global ELEMENT* out, const long out_at, const T low,
                       const T high)
 {
   BEGIN
-  const T value = low + UNIFORM(bits) * (high - low);
-  out[out_at + id] = value < high || low == high ? value : low;
+  const T value = ROUNDED(low + UNIFORM_ELEMENT(bits) * (high - low));
+  STORE(out, out_at + id, value < high || low == high ? value : low);
 }
 
-__kernel void normal(SHARED_ARGUMENTS, __global T* out, const long out_at, const T mean,
+__kernel void normal(SHARED_ARGUMENTS, __global ELEMENT* out, const long out_at, const T mean,
                      const T deviation)
 {
   BEGIN
   const T radius = sqrt(-2 * log(1 - UNIFORM(bits))), angle = 2 * (T)M_PI * UNIFORM_2(bits);
-  out[out_at + id] = mean + deviation * radius * cos(angle);
+  STORE(out, out_at + id, mean + deviation * radius * cos(angle));
 }
 
 __kernel void bernoulli(SHARED_ARGUMENTS, __global OUT* out, const long out_at, const T probability)
 {
   BEGIN
-  out[out_at + id] = UNIFORM(bits) < probability ? 1 : 0;
+  STORE_OUT(out, out_at + id, UNIFORM(bits) < probability ? 1 : 0);
 }
 
 __kernel void bernoulli_tensor(SHARED_ARGUMENTS, __global OUT* out, const long out_at,
-                               __global const T* probability, const long probability_at)
+                               __global const ELEMENT* probability, const long probability_at)
 {
   BEGIN
-  const T p = probability[probability_at + id];
-  out[out_at + id] = p >= 0 && p <= 1 ? UNIFORM(bits) < p : MISSING;
+  const T p = LOAD(probability, probability_at + id);
+  STORE_OUT(out, out_at + id, p >= 0 && p <= 1 ? UNIFORM(bits) < p : MISSING);
 }
 
 __kernel void integers(SHARED_ARGUMENTS, __global OUT* out, const long out_at, const long low,
@@ -60,15 +62,15 @@ __kernel void integers(SHARED_ARGUMENTS, __global OUT* out, const long out_at, c
 {
   BEGIN
   const ulong wide = ((ulong)bits.v[0] << 32) | bits.v[1];
-  out[out_at + id] = (OUT)(low + (long)(range ? wide % range : wide));
+  STORE_OUT(out, out_at + id, low + (long)(range ? wide % range : wide));
 }
 
 // kept elements are scaled, so that the mean is preserved
-__kernel void dropout(SHARED_ARGUMENTS, __global T* out, const long out_at, __global uchar* mask,
-                      __global const T* in, const long in_at, const T probability, const T scale)
+__kernel void dropout(SHARED_ARGUMENTS, __global ELEMENT* out, const long out_at, __global uchar* mask,
+                      __global const ELEMENT* in, const long in_at, const T probability, const T scale)
 {
   BEGIN
   const bool is_kept = UNIFORM(bits) < probability;
   mask[id] = is_kept;
-  out[out_at + id] = is_kept ? in[in_at + id] * scale : (T)0;
+  STORE(out, out_at + id, is_kept ? LOAD(in, in_at + id) * scale : (T)0);
 }

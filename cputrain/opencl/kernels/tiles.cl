@@ -35,13 +35,14 @@
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void product(PARAMETERS)
 {
-  __local T a_tile[2][BK][BM + PAD] __attribute__((aligned(32)));
-  __local T b_tile[2][BK][BN + PAD] __attribute__((aligned(32)));
+  __local FACTOR a_tile[2][BK][BM + PAD] __attribute__((aligned(32)));
+  __local FACTOR b_tile[2][BK][BN + PAD] __attribute__((aligned(32)));
   const int item = get_local_id(0);
   const int item_column = item % TILE_COLUMNS, item_row = item / TILE_COLUMNS;
   const int first_row = get_group_id(1) * BM, first_column = get_group_id(0) * BN;
   PREPARE
-  T sum[TM][TN], a_next[A_LOADS], b_next[B_LOADS];
+  T sum[TM][TN];
+  FACTOR a_next[A_LOADS], b_next[B_LOADS];
   #pragma unroll
   for (int i = 0; i < TM; i++)
     #pragma unroll

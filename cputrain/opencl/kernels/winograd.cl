@@ -50,14 +50,14 @@
 // 6 x 6 input tiles, each around a 4 x 4 output tile, to [36][planes][tiles]
 __kernel void transform_input(TILE_ARGUMENTS, const int H, const int W, const int pad_h,
                               const int pad_w,
-                              __global const T* in, const int in_at, __global T* out)
+                              __global const ELEMENT* in, const int in_at, __global T* out)
 {
   BEGIN
   in += in_at + (image * planes + plane) * H * W;
   T d[6][6], rows_done[6][6];
   FOR(i, 6) FOR(j, 6) {
     const int h = p + i - pad_h, w = q + j - pad_w;
-    d[i][j] = (uint)h < (uint)H && (uint)w < (uint)W ? in[h * W + w] : (T)0;
+    d[i][j] = (uint)h < (uint)H && (uint)w < (uint)W ? LOAD(in, h * W + w) : (T)0;
   }
 #define D(i) d[i][j]
 #define TO(i, value) rows_done[i][j] = value;
@@ -72,14 +72,14 @@ __kernel void transform_input(TILE_ARGUMENTS, const int H, const int W, const in
 }
 
 // 4 x 4 tiles of the output gradient to [36][planes][tiles]
-__kernel void transform_gradient(TILE_ARGUMENTS, __global const T* in, const int in_at,
+__kernel void transform_gradient(TILE_ARGUMENTS, __global const ELEMENT* in, const int in_at,
                                  __global T* out)
 {
   BEGIN
   in += in_at + (image * planes + plane) * P * Q;
   T d[4][4], rows_done[6][4];
   FOR(i, 4) FOR(j, 4)
-    d[i][j] = p + i < P && q + j < Q ? in[(p + i) * Q + q + j] : (T)0;
+    d[i][j] = p + i < P && q + j < Q ? LOAD(in, (p + i) * Q + q + j) : (T)0;
 #define D(i) d[i][j]
 #define TO(i, value) rows_done[i][j] = value;
   FOR(j, 4) TRANSFORM_GRADIENT(TO, D)
@@ -93,13 +93,13 @@ __kernel void transform_gradient(TILE_ARGUMENTS, __global const T* in, const int
 }
 
 // 36 products of each tile to 4 x 4 output tiles
-__kernel void transform_output(TILE_ARGUMENTS, __global const T* in, __global const T* bias,
+__kernel void transform_output(TILE_ARGUMENTS, __global const T* in, __global const ELEMENT* bias,
                                const int bias_at,
-                               __global T* out, const int out_at)
+                               __global ELEMENT* out, const int out_at)
 {
   BEGIN
   out += out_at + (image * planes + plane) * P * Q;
-  const T bias_value = HAS_BIAS ? bias[bias_at + plane] : (T)0;
+  const T bias_value = HAS_BIAS ? LOAD(bias, bias_at + plane) : (T)0;
   T d[6][6], rows_done[4][6];
   FOR(i, 6) FOR(j, 6) d[i][j] = in[((i * 6 + j) * planes + plane) * tiles + tile];
 #define D(i) d[i][j]
@@ -108,7 +108,8 @@ __kernel void transform_output(TILE_ARGUMENTS, __global const T* in, __global co
 #undef D
 #undef TO
 #define D(j) rows_done[i][j]
-#define TO(j, value) if (p + i < P && q + j < Q) out[(p + i) * Q + q + j] = (value) + bias_value;
+#define TO(j, value) \
+  if (p + i < P && q + j < Q) STORE(out, (p + i) * Q + q + j, (value) + bias_value);
   FOR(i, 4) TRANSFORM_OUTPUT(TO, D)
 #undef D
 #undef TO
@@ -116,7 +117,7 @@ __kernel void transform_output(TILE_ARGUMENTS, __global const T* in, __global co
 
 // weight (rows, columns, 3, 3) to [36][rows][columns]; ROTATED, for the input gradient: each kernel
 // rotated by 180 degrees, to [36][columns][rows]
-__kernel void transform_weight(const int rows, const int columns, __global const T* in,
+__kernel void transform_weight(const int rows, const int columns, __global const ELEMENT* in,
                                const int in_at,
                                __global T* out)
 {
@@ -126,7 +127,7 @@ __kernel void transform_weight(const int rows, const int columns, __global const
   const int to = ROTATED ? column * rows + row : id;
   in += in_at + id * 9;
   T rows_done[6][3];
-#define D(i) in[ROTATED ? 8 - (i) * 3 - j : (i) * 3 + j]
+#define D(i) LOAD(in, ROTATED ? 8 - (i) * 3 - j : (i) * 3 + j)
 #define TO(i, value) rows_done[i][j] = value;
   FOR(j, 3) TRANSFORM_WEIGHT(TO, D)
 #undef D
@@ -140,7 +141,7 @@ __kernel void transform_weight(const int rows, const int columns, __global const
 
 // 36 numbers of each kernel to the weight gradient
 __kernel void transform_weight_gradient(const int rows, const int columns, __global const T* in,
-                                        __global T* out,
+                                        __global ELEMENT* out,
                                         const int out_at)
 {
   const int id = get_global_id(0);
@@ -153,7 +154,7 @@ __kernel void transform_weight_gradient(const int rows, const int columns, __glo
 #undef D
 #undef TO
 #define D(j) rows_done[i][j]
-#define TO(j, value) out[i * 3 + (j)] = value;
+#define TO(j, value) STORE(out, i * 3 + (j), value);
   FOR(i, 3) TRANSFORM_WEIGHT_GRADIENT(TO, D)
 #undef D
 #undef TO

@@ -12,7 +12,7 @@ from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
-from cputrain.opencl.types import MAX_INT_INDEX, NAMES, are_supported
+from cputrain.opencl.types import MAX_INT_INDEX, are_supported, element_definitions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,6 +84,6 @@ def _extremum(self: OclTensor, dim: int, keepdim: bool, *, is_min: bool) -> Any:
 
 @lru_cache
 def _kernel_for(device: Device, dtype: torch.dtype, is_min: bool) -> Any:
-    definitions = {"T": NAMES[dtype], "ITEMS": ITEMS, "IS_MIN": int(is_min)}
+    definitions = {**element_definitions(dtype), "ITEMS": ITEMS, "IS_MIN": int(is_min)}
     types = (np.int32, None, np.int64, None, None)
     return compile_kernel(device, program_source("argmax", definitions), "extremum", types)

@@ -13,7 +13,14 @@ from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, buffer_arguments, empty
-from cputrain.opencl.types import NAMES, SCALARS, are_supported, index_type
+from cputrain.opencl.types import (
+    SCALARS,
+    access_definitions,
+    are_supported,
+    computes_in,
+    element_definitions,
+    index_type,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +60,9 @@ def batch_norm(
     device, dtype = input.memory.device, input.dtype
     dense_input = as_contiguous(input)
     channels, inner = _num_channels_and_inner(input)
-    saved = [empty(device.index, (size,), (1,), dtype) for size in [channels * training] * 2]
+    saved = [
+        empty(device.index, (size,), (1,), computes_in(dtype)) for size in [channels * training] * 2
+    ]
     num_parts, partial_sums = _partial_sums(dense_input, channels)
     shape = [channels, inner, input.numel() // channels, num_parts]
     scalar_type = SCALARS[dtype]
@@ -76,7 +85,7 @@ def batch_norm(
          ),
          out.memory.buffer],
         IS_TRAINING=training, HAS_RUNNING=has_running, HAS_WEIGHT=weight is not None,
-        HAS_BIAS=bias is not None,
+        HAS_BIAS=bias is not None, PARAMETER=_parameter_dtype(input, weight, running_mean),
     )  # fmt: skip
     return out, *saved
 
@@ -96,7 +105,11 @@ def batch_norm_backward(
 ) -> Any:
     """Return the gradients of the input, the weight and the bias."""
     first, second = (save_mean, save_invstd) if train else (running_mean, running_var)
-    if first is None or second is None or not _is_supported(input, grad_out, weight, first, second):
+    if first is None or second is None or grad_out.dtype is not input.dtype:
+        return NotImplemented
+    if not _is_supported(input, weight, *(() if train else (first, second))):
+        return NotImplemented
+    if train and {first.dtype, second.dtype} != {computes_in(input.dtype)}:
         return NotImplemented
     device, dtype = input.memory.device, input.dtype
     dense_input, dense_grad = as_contiguous(input), as_contiguous(grad_out)
@@ -106,8 +119,12 @@ def batch_norm_backward(
     _launch(
         "partial_gradient_sums", dense_input, num_parts,
         [*shape, *buffer_arguments(dense_grad, dense_input, first), partial_sums.memory.buffer],
+        STATISTIC=first.dtype,
     )  # fmt: skip
-    grad_weight, grad_bias = (empty(device.index, (channels,), (1,), dtype) for _ in range(2))
+    parameter_dtype = _parameter_dtype(input, weight, running_mean)
+    grad_weight, grad_bias = (
+        empty(device.index, (channels,), (1,), parameter_dtype) for _ in range(2)
+    )
     size = input.size() if output_mask[0] else (0,)
     grad_input = empty(device.index, size, contiguous(size), dtype)
     _launch(
@@ -116,6 +133,7 @@ def batch_norm_backward(
          *buffer_arguments(dense_input if weight is None else weight), partial_sums.memory.buffer,
          grad_weight.memory.buffer, grad_bias.memory.buffer, grad_input.memory.buffer],
         IS_TRAINING=train, HAS_WEIGHT=weight is not None, HAS_OUT=output_mask[0],
+        PARAMETER=parameter_dtype, STATISTIC=first.dtype,
     )  # fmt: skip
     gradients = (grad_input, grad_weight, grad_bias)
     return tuple(
@@ -130,12 +148,16 @@ def _is_supported(first: OclTensor, *others: OclTensor | None) -> bool:
         return False
     if first.dim() < 2 or not first.numel():
         return False
-    for tensor in others:
-        if tensor is not None and (
-            tensor.dtype is not dtype or (tensor.dim() == 1 and tensor.stride(0) != 1)
-        ):
-            return False
-    return True
+    parameters = [tensor for tensor in others if tensor is not None]
+    dtypes = {tensor.dtype for tensor in parameters}
+    if len(dtypes) > 1 or not dtypes <= {dtype, computes_in(dtype)}:
+        return False
+    return all(tensor.dim() != 1 or tensor.stride(0) == 1 for tensor in parameters)
+
+
+def _parameter_dtype(first: OclTensor, *others: OclTensor | None) -> torch.dtype:
+    """Return the dtype of weight, bias and running statistics: the input's, or a wider one."""
+    return next((tensor.dtype for tensor in others if tensor is not None), first.dtype)
 
 
 def _num_channels_and_inner(tensor: OclTensor) -> tuple[int, int]:
@@ -156,17 +178,21 @@ def _partial_sums(tensor: OclTensor, channels: int) -> tuple[int, OclTensor]:
         ),
     )
     return num_parts, empty(
-        device.index, (channels, num_parts, 3), (num_parts * 3, 3, 1), tensor.dtype
+        device.index, (channels, num_parts, 3), (num_parts * 3, 3, 1), computes_in(tensor.dtype)
     )
 
 
 def _launch(
-    name: str, tensor: OclTensor, num_groups: int, arguments: list[Any], **flags_by_name: bool
+    name: str,
+    tensor: OclTensor,
+    num_groups: int,
+    arguments: list[Any],
+    **options: bool | torch.dtype,
 ) -> None:
     """Enqueue a kernel with `num_groups` work-groups for each channel."""
     device = tensor.memory.device
     count_type = index_type(tensor.numel())
-    ocl_kernel = _kernel_for(device, name, tensor.dtype, count_type, tuple(flags_by_name.items()))
+    ocl_kernel = _kernel_for(device, name, tensor.dtype, count_type, tuple(options.items()))
     device.launch(ocl_kernel, (num_groups * GROUP, arguments[0]), (GROUP, 1), *arguments)
 
 
@@ -180,7 +206,7 @@ def _kernel_for(
     name: str,
     dtype: torch.dtype,
     count_type: str,
-    set_flags: tuple[tuple[str, bool], ...],
+    options: tuple[tuple[str, bool | torch.dtype], ...],
 ) -> Any:
     long_type, scalar_type, int_type = np.int64, SCALARS[dtype], np.int32
     tensor_types = (None, long_type)
@@ -201,6 +227,14 @@ def _kernel_for(
         "partial_gradient_sums": (*shape_types, *tensor_types * 3, None),
         "gradients": (*shape_types, *tensor_types * 4, scalar_type, *tensor_types, *[None] * 4),
     }[name]
-    flags = {**dict.fromkeys(FLAGS, 0), **{key: int(value) for key, value in set_flags}}
-    definitions = {"T": NAMES[dtype], "N": count_type, "ITEMS": GROUP, **flags}
+    definitions: dict[str, Any] = {
+        **element_definitions(dtype), "N": count_type, "ITEMS": GROUP, **dict.fromkeys(FLAGS, 0)
+    }  # fmt: skip
+    for key in ("PARAMETER", "STATISTIC"):
+        definitions |= access_definitions(dtype, key, f"_{key}")
+    for key, value in options:
+        if isinstance(value, torch.dtype):
+            definitions |= access_definitions(value, key, f"_{key}")
+        else:
+            definitions[key] = int(value)
     return compile_kernel(device, program_source("batch_norm", definitions), name, types)

@@ -26,8 +26,8 @@ from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
-from cputrain.opencl.tiles import split_k
-from cputrain.opencl.types import MAX_INT_INDEX, are_supported
+from cputrain.opencl.tiles import result_definitions, split_k
+from cputrain.opencl.types import MAX_INT_INDEX, are_supported, computes_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _write_output(
     if geometry.is_depthwise:
         depthwise(geometry, images, weight, bias, out)
         return
-    if winograd.is_supported(geometry, out.dtype):
+    if winograd.is_supported(out.memory.device, geometry, out.dtype):
         winograd.write_output(geometry, images, weight, bias, out)
         return
     bias_or_weight = weight if bias is None else bias  # (the kernel needs a buffer)
@@ -195,7 +195,7 @@ def _write_input_gradient(
     if geometry.is_depthwise:
         depthwise_input(geometry, grad, weight, bias, out)
         return
-    if winograd.is_supported(geometry, out.dtype):
+    if winograd.is_supported(out.memory.device, geometry, out.dtype):
         winograd.write_input_gradient(geometry, grad, weight, bias, out)
         return
     bias_or_weight = weight if bias is None else bias  # (the kernel needs a buffer)
@@ -267,14 +267,15 @@ def _write_weight_gradient(
     if geometry.is_depthwise:
         depthwise_weight(geometry, grad, images, out)
         return
-    if winograd.is_supported(geometry, out.dtype):
+    if winograd.is_supported(out.memory.device, geometry, out.dtype):
         winograd.write_weight_gradient(geometry, grad, images, out)
         return
     device, dtype = out.memory.device, out.dtype
     product, num_parts = _weight_product(device, geometry, dtype)
     partial_sums = out
     if num_parts > 1:
-        partial_sums = empty(device.index, (num_parts, out.numel()), (out.numel(), 1), dtype)
+        size, stride = (num_parts, out.numel()), (out.numel(), 1)
+        partial_sums = empty(device.index, size, stride, computes_in(dtype))
     product.launch((grad, images, partial_sums))
     if num_parts > 1:
         reduce("0", "A + X", "A", partial_sums, [0], out)
@@ -285,7 +286,8 @@ def _weight_product(device: Device, g: ConvGeometry, dtype: torch.dtype) -> tupl
     rows, columns, depth = g.group_out_channels, g.reduction_size, g.n * g.p * g.q
     num_parts, part_length = split_k(device, rows, columns, depth, g.groups)
     product = Product(
-        device, ("image", "conv_weight"), dtype, (("CHECKED", int(g.is_padded)),),
+        device, ("image", "conv_weight"), dtype,
+        (("CHECKED", int(g.is_padded)), *result_definitions(dtype, num_parts)),
         CONV_WEIGHT_TYPES,
         (rows, columns, depth, g.groups * num_parts),
         [

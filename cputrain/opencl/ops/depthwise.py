@@ -12,7 +12,7 @@ from cputrain.opencl.elementwise import launch_size
 from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.tensor import OclTensor, empty
-from cputrain.opencl.types import NAMES
+from cputrain.opencl.types import access_definitions, computes_in, element_definitions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _launch_elementwise(
     out: OclTensor,
 ) -> None:  # fmt: skip
     device = out.memory.device
-    ocl_kernel = _kernel_for(device, name, geometry, out.dtype, bias is not None)
+    ocl_kernel = _kernel_for(device, name, geometry, out.dtype, out.dtype, bias is not None)
     bias_or_weight = weight if bias is None else bias  # (the kernel needs a buffer)
     num_elements = out.numel()
     device.launch(
@@ -70,14 +70,15 @@ def depthwise_weight(
 ) -> None:
     """Write the gradient of the weight of a depthwise convolution to `out`."""
     device = out.memory.device
-    ocl_kernel = _kernel_for(device, "weight", geometry, out.dtype, False)
     positions = geometry.n * geometry.p * geometry.q
     num_parts = max(
         1, min(GROUPS_PER_UNIT * device.num_units // geometry.k, positions // (4 * ITEMS), 256)
     )
-    partial_sums = out
+    partial_sums, dtype = out, out.dtype
     if num_parts > 1:
-        partial_sums = empty(device.index, (num_parts, out.numel()), (out.numel(), 1), out.dtype)
+        dtype = computes_in(dtype)
+        partial_sums = empty(device.index, (num_parts, out.numel()), (out.numel(), 1), dtype)
+    ocl_kernel = _kernel_for(device, "weight", geometry, out.dtype, dtype, False)
     device.launch(
         ocl_kernel, (num_parts * ITEMS, geometry.k), (ITEMS, 1), num_parts, geometry.n,
         *_shape_arguments(geometry),
@@ -94,13 +95,19 @@ def _shape_arguments(w: ConvGeometry) -> tuple[int, ...]:
 
 
 def _kernel_for(
-    device: Device, name: str, w: ConvGeometry, dtype: torch.dtype, has_bias: bool
+    device: Device,
+    name: str,
+    w: ConvGeometry,
+    dtype: torch.dtype,
+    result: torch.dtype,
+    has_bias: bool,
 ) -> Any:
     """Return the kernel for this kernel size, stride and dilation; image sizes are arguments."""
     return _build_kernel(
         device,
         name,
         dtype,
+        result,
         w.r,
         w.s,
         w.stride_h,
@@ -112,9 +119,14 @@ def _kernel_for(
 
 
 @lru_cache
-def _build_kernel(device: Device, name: str, dtype: torch.dtype, *values: int) -> Any:
+def _build_kernel(
+    device: Device, name: str, dtype: torch.dtype, result: torch.dtype, *values: int
+) -> Any:
     names = ("R", "S", "STRIDE_H", "STRIDE_W", "DILATION_H", "DILATION_W", "HAS_BIAS")
-    definitions = {"T": NAMES[dtype], "ITEMS": ITEMS, **dict(zip(names, values, strict=True))}
+    definitions = {
+        **element_definitions(dtype), **access_definitions(result, "RESULT", "_RESULT"),
+        "ITEMS": ITEMS, **dict(zip(names, values, strict=True)),
+    }  # fmt: skip
     types = WEIGHT_TYPES if name == "weight" else ELEMENTWISE_TYPES
     return compile_kernel(device, program_source("depthwise", definitions), name, types)
 

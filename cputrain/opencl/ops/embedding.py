@@ -18,7 +18,7 @@ from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
-from cputrain.opencl.types import NAMES, are_supported
+from cputrain.opencl.types import NAMES, are_supported, element_definitions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -167,6 +167,7 @@ def _kernel_for(device: Device, name: str, dtype: torch.dtype, index: torch.dtyp
         "scatter_add": (*[long_type] * 4, None, None, long_type, None),
     }[name]
     definitions = {
-        "T": NAMES[dtype], "I": NAMES[index], "MISSING": "NAN" if dtype.is_floating_point else "0"
+        **element_definitions(dtype), "I": NAMES[index],
+        "MISSING": "NAN" if dtype.is_floating_point else "0",
     }  # fmt: skip
     return compile_kernel(device, program_source("embedding", definitions), name, types)

@@ -14,7 +14,7 @@ from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
-from cputrain.opencl.types import NAMES, are_supported
+from cputrain.opencl.types import are_supported, element_definitions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ def _kernel_for(
         "loss_gradient": (None, np.int64, np.int64, None, np.int64, None),
     }[name]
     definitions = {
-        "T": NAMES[dtype], "HAS_WEIGHT": int(has_weight), "IS_MEAN": int(is_mean), "ITEMS": GROUP
+        **element_definitions(dtype), "HAS_WEIGHT": int(has_weight), "IS_MEAN": int(is_mean),
+        "ITEMS": GROUP,
     }  # fmt: skip
     source = program_source("loss", definitions)
     return compile_kernel(device, source, name, (*shared_types, *extra_types))

@@ -18,8 +18,8 @@ from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, empty
-from cputrain.opencl.tiles import MAX_GRID_GROUPS, candidates, split_k
-from cputrain.opencl.types import MAX_INT_INDEX, SCALARS, are_supported
+from cputrain.opencl.tiles import MAX_GRID_GROUPS, candidates, result_definitions, split_k
+from cputrain.opencl.types import MAX_INT_INDEX, SCALARS, are_supported, computes_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _multiply_if_supported(
         or left.size(-1) != right.size(-2)
         or max(*left.size()[-2:], *right.size()[-2:]) > MAX_INT_INDEX
         or (left.dim() == 3 and (left.size(0) != right.size(0) or left.size(0) > MAX_GRID_GROUPS))
-        or not candidates(device, left.size(-2), right.size(-1), 1, left.dtype.itemsize)
+        or not candidates(device, left.size(-2), right.size(-1), 1, left.dtype)
     ):
         return NotImplemented  # torch raises its own error, if there is one
     size = [*left.size()[:-1], right.size(-1)]
@@ -138,6 +138,7 @@ class _MatmulPlan:
             ("B_STRIDE", "1" if right_stride[-1] == 1 else "b_n"),
             ("HAS_D", int(addend_stride is not None)),
             ("DIVIDED", int(self._num_parts > 1)), ("I", "long" if needs_long else "int"),
+            *result_definitions(dtype, self._num_parts),
         )  # fmt: skip
         pattern: list[Any] = [rows, columns, depth]
         for number, steps in enumerate((stride, right_stride, addend_stride or stride)):
@@ -161,7 +162,8 @@ class _MatmulPlan:
         """Enqueue the product of these matrices."""
         result, num_parts = out, self._num_parts
         if num_parts > 1:
-            result = empty(self._index, (num_parts, out.numel()), (out.numel(), 1), self._dtype)
+            size, stride = (num_parts, out.numel()), (out.numel(), 1)
+            result = empty(self._index, size, stride, computes_in(self._dtype))
         scalar_type = SCALARS[self._dtype]
         addend_or_left = left if addend is None else addend  # (the kernel needs a buffer)
         self._product.launch(
@@ -196,6 +198,6 @@ TYPES = {
         SCALARS[dtype],
         *SPLIT_TYPES,
     )
-    for dtype in (torch.float32, torch.float64)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
 """Argument types of matrix.cl by dtype."""

@@ -14,7 +14,7 @@ from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, buffer_arguments, empty
-from cputrain.opencl.types import NAMES, SCALARS, are_supported
+from cputrain.opencl.types import SCALARS, are_supported, computes_in, element_definitions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def layer_norm(
     dense_input = as_contiguous(input)
     out = empty(index, input.size(), dense_input.stride(), input.dtype)
     mean, inverse_std = (
-        empty(index, stats_size, contiguous(stats_size), input.dtype) for _ in range(2)
+        empty(index, stats_size, contiguous(stats_size), computes_in(input.dtype)) for _ in range(2)
     )
     weight_and_bias = [
         dense_input if tensor is None else as_contiguous(tensor) for tensor in (weight, bias)
@@ -147,9 +147,10 @@ def layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     """Return the gradients of the input, the weight and the bias."""
-    if not _are_supported(input, grad_out, mean, rstd, weight):
-        return NotImplemented
     device, dtype = input.memory.device, input.dtype
+    computed = computes_in(dtype)
+    if not _are_supported(input, grad_out, weight) or {mean.dtype, rstd.dtype} != {computed}:
+        return NotImplemented
     size = prod(normalized_shape)
     rows = input.numel() // size
     dense_input, dense_grad, dense_mean, dense_rstd = (
@@ -168,7 +169,9 @@ def layer_norm_backward(
         )  # fmt: skip
     if (output_mask[1] and weight is not None) or (output_mask[2] and bias is not None):
         num_parts = max(1, min(MAX_ROW_PARTS, rows // 8))
-        partial_sums = [empty(device.index, (num_parts, size), (size, 1), dtype) for _ in range(2)]
+        partial_sums = [
+            empty(device.index, (num_parts, size), (size, 1), computed) for _ in range(2)
+        ]
         column_kernel = _kernel_for(device, "weight_gradients", dtype, ())
         device.launch(
             column_kernel, (-(-size // ITEMS) * ITEMS, num_parts), (ITEMS, 1), rows, size,
@@ -220,5 +223,7 @@ def _kernel_for(
         "weight_gradients": (np.int64, np.int32, np.int32, *tensor_types * 4, None, None),
     }[name]
     flags = {**dict.fromkeys(FLAGS, 0), **{key: int(value) for key, value in flags_by_name}}
-    source = program_source("normalization", {"T": NAMES[dtype], "ITEMS": ITEMS, **flags})
+    source = program_source(
+        "normalization", {**element_definitions(dtype), "ITEMS": ITEMS, **flags}
+    )
     return compile_kernel(device, source, name, types)

@@ -73,7 +73,8 @@ def _register(operator: Any, expression: str, *, in_place: bool) -> None:
                 continue
             if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
                 lists[role] = value
-                if _are_numbers(value) and not _are_numbers(arguments_by_name["self"]):
+                is_same = role != "SELF" and all(each is value[0] for each in value)
+                if _are_numbers(value) and (is_same or not _are_numbers(arguments_by_name["self"])):
                     single.append(role)
             elif isinstance(value, (list, tuple)):
                 per_tensor[role] = value
@@ -136,6 +137,59 @@ def powers(self: Any, exponent: Sequence[Any]) -> Any:
     return out
 
 
+@kernel(aten._amp_foreach_non_finite_check_and_unscale_.default)
+def unscale(self: Any, found_inf: Any, inv_scale: Any) -> Any:
+    """Divide gradients by a GradScaler's scale; note whether any of them is infinite or NaN."""
+    lists = {"GRAD": self, "OVERFLOW": [found_inf] * len(self), "FACTOR": [inv_scale] * len(self)}
+    if not are_uniform(lists, ["OVERFLOW", "FACTOR"]):
+        return NotImplemented
+    run_each(
+        "if (!isfinite(GRAD)) p_OVERFLOW[0] = 1; GRAD = FACTOR == 1 ? GRAD : GRAD * FACTOR;", lists,
+        single=["OVERFLOW", "FACTOR"],
+    )  # fmt: skip
+    return None
+
+
+@kernel(aten._amp_update_scale_.default)
+def update_scale(
+    self: Any, growth_tracker: Any, found_inf: Any, scale_growth_factor: float,
+    scale_backoff_factor: float, growth_interval: int,
+) -> Any:  # fmt: skip
+    """Shrink a GradScaler's scale after an overflow; let it grow after many steps without one."""
+    lists = {"SCALE": [self], "TRACKER": [growth_tracker], "OVERFLOW": [found_inf]}
+    if not are_uniform(lists, ["TRACKER", "OVERFLOW"]):
+        return NotImplemented
+    run_each(
+        "const bool grows = OVERFLOW == 0 && TRACKER + 1 == INTERVAL; "
+        "const T scale = OVERFLOW != 0 ? SCALE * BACKOFF : grows ? SCALE * GROWTH : SCALE; "
+        "SCALE = isfinite(scale) ? scale : SCALE; "
+        "TRACKER = OVERFLOW != 0 || grows ? 0 : TRACKER + 1;", lists,
+        {"GROWTH": scale_growth_factor, "BACKOFF": scale_backoff_factor,
+         "INTERVAL": growth_interval},
+        single=["TRACKER", "OVERFLOW"],
+    )  # fmt: skip
+    return self
+
+
+UNSCALED = {
+    "grad_scale": ("LOSS_SCALE", "GRAD = GRAD / LOSS_SCALE; "),
+    "found_inf": ("OVERFLOW", "if (OVERFLOW != 0) return; "),
+}
+"""Name and statement of a fused optimizer's arguments that a GradScaler sets."""
+
+
+def _scaler_lists(lists: dict[str, Any], **arguments: Any) -> tuple[str, list[str]]:
+    """Add a GradScaler's arguments to an optimizer's lists; return statements and their names."""
+    statements, single = "", []
+    for argument, value in reversed(arguments.items()):
+        if value is not None:
+            name, statement = UNSCALED[argument]
+            lists[name] = [value] * len(lists["WEIGHT"])
+            statements += statement
+            single.append(name)
+    return statements, single
+
+
 GRADIENT = "T g = MAXIMIZE != 0 ? -GRAD : GRAD; "
 """OpenCL statement that defines g, the gradient to descend along."""
 
@@ -151,9 +205,10 @@ def fused_sgd(
     has_momentum = momentum != 0 and len(momentum_buffer_list) > 0
     if has_momentum:
         lists["BUFFER"] = momentum_buffer_list
-    if grad_scale is not None or found_inf is not None or not are_uniform(lists):
+    unscale, single = _scaler_lists(lists, grad_scale=grad_scale, found_inf=found_inf)
+    if not are_uniform(lists, single):
         return NotImplemented
-    body = GRADIENT + "g += DECAY * WEIGHT; "
+    body = unscale + GRADIENT + "g += DECAY * WEIGHT; "
     if has_momentum:
         body += "const T b = IS_FIRST != 0 ? g : MOMENTUM * BUFFER + (1 - DAMPENING) * g; "
         body += "BUFFER = b; g = NESTEROV != 0 ? g + MOMENTUM * b : b; "
@@ -161,6 +216,7 @@ def fused_sgd(
         body + "WEIGHT -= LR * g;", lists,
         {"LR": lr, "DECAY": weight_decay, "MOMENTUM": momentum, "DAMPENING": dampening,
          "NESTEROV": nesterov, "MAXIMIZE": maximize, "IS_FIRST": is_first_step},
+        single=single,
     )  # fmt: skip
     return None
 
@@ -178,9 +234,11 @@ def _adam(*, decoupled: bool) -> Any:
         if amsgrad:
             lists["MAX_SQUARE"] = max_exp_avg_sqs
         lists["STEP"] = state_steps
-        if grad_scale is not None or found_inf is not None or not are_uniform(lists, ["STEP"]):
+        unscale, single = _scaler_lists(lists, grad_scale=grad_scale, found_inf=found_inf)
+        single.append("STEP")
+        if not are_uniform(lists, single):
             return NotImplemented
-        body = GRADIENT
+        body = unscale + GRADIENT
         body += "WEIGHT *= 1 - LR * DECAY; " if decoupled else "g += DECAY * WEIGHT; "
         body += "const T m = MEAN + (1 - BETA1) * (g - MEAN); "
         body += "const T v = BETA2 * SQUARE + (1 - BETA2) * g * g; MEAN = m; SQUARE = v; "
@@ -194,7 +252,7 @@ def _adam(*, decoupled: bool) -> Any:
             body, lists,
             {"LR": lr, "BETA1": beta1, "BETA2": beta2, "DECAY": weight_decay, "EPS": eps,
              "MAXIMIZE": maximize},
-            single=["STEP"],
+            single=single,
         )  # fmt: skip
         return None
 

@@ -13,7 +13,7 @@ from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
-from cputrain.opencl.types import MAX_INT_INDEX, NAMES, are_supported
+from cputrain.opencl.types import MAX_INT_INDEX, are_supported, element_definitions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -215,5 +215,5 @@ def _kernel_for(device: Device, name: str, dtype: torch.dtype, is_adaptive: bool
         "avg_pool": (None, int_type, *[int_type] * 14, None),
         "avg_pool_gradient": (None, int_type, *[int_type] * 14, None),
     }[name]
-    source = program_source("pool", {"T": NAMES[dtype], "ADAPTIVE": int(is_adaptive)})
+    source = program_source("pool", {**element_definitions(dtype), "ADAPTIVE": int(is_adaptive)})
     return compile_kernel(device, source, name, (int_type, *types))

@@ -20,11 +20,13 @@ from cputrain.opencl.shapes import is_dense, is_partial_alias
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
 from cputrain.opencl.types import (
-    NAMES,
     SCALARS,
+    STORED,
+    access_definitions,
     are_supported,
     can_represent,
     can_represent_range,
+    element_definitions,
 )
 
 TYPE_CHECKING = False
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
 
 aten = torch.ops.aten
+
+DIGITS = {torch.float16: 11, torch.bfloat16: 8}
+"""Binary digits of uniform random numbers in dtypes that have fewer than float32."""
 
 
 @kernel(aten.uniform_.default)
@@ -186,8 +191,11 @@ def _kernel_for(
         "integers": (None, np.int64, np.int64, np.uint64),
         "dropout": (None, np.int64, None, None, np.int64, scalar_type, scalar_type),
     }[name]
+    stored = STORED[computed_dtype]
     definitions = {
-        "T": NAMES[computed_dtype], "OUT": NAMES[out_dtype],
+        **element_definitions(computed_dtype), **access_definitions(out_dtype, "OUT", "_OUT"),
+        "DIGITS": DIGITS.get(computed_dtype, 24),
+        "ROUNDED(x)": f"rounded_to_{stored}(x)" if computed_dtype in DIGITS else "(x)",
         "IS_DOUBLE": int(computed_dtype is torch.float64),
         "MISSING": "NAN" if out_dtype.is_floating_point else "0",
     }  # fmt: skip

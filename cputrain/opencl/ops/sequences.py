@@ -14,7 +14,14 @@ from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, empty, resize_in_place
-from cputrain.opencl.types import NAMES, SCALARS, are_supported, can_represent_range
+from cputrain.opencl.types import (
+    NAMES,
+    SCALARS,
+    access_definitions,
+    are_supported,
+    can_represent_range,
+    element_definitions,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,5 +83,12 @@ def _kernel_for(device: Device, name: str, dtype: torch.dtype, sum_dtype: torch.
         "arange": (long_type, scalar, scalar, None, long_type),
         "cumsum": (long_type, long_type, long_type, None, long_type, None),
     }[name]
-    source = program_source("sequence", {"T": NAMES[dtype], "SUM": NAMES[sum_dtype]})
+    source = program_source(
+        "sequence",
+        {
+            **element_definitions(dtype),
+            "SUM": NAMES[sum_dtype],
+            **access_definitions(sum_dtype, "RESULT", "_RESULT"),
+        },
+    )
     return compile_kernel(device, source, name, types)

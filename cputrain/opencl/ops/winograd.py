@@ -17,7 +17,8 @@ from cputrain.opencl.ops.matmul import multiply
 from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.tensor import OclTensor, empty
-from cputrain.opencl.types import MAX_INT_INDEX, NAMES
+from cputrain.opencl.tiles import uses_tensor_cores
+from cputrain.opencl.types import MAX_INT_INDEX, computes_in, element_definitions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,13 +36,15 @@ MEMORY_DIVISOR = 16
 
 
 @lru_cache(maxsize=1 << 12)
-def is_supported(g: ConvGeometry, dtype: torch.dtype) -> bool:
+def is_supported(device: Device, g: ConvGeometry, dtype: torch.dtype) -> bool:
     """Return whether a convolution and its gradients are computed by Winograd's algorithm.
 
-    It is not used in float64, where its larger rounding errors would defeat the purpose.
+    It is not used in float64, where its larger rounding errors would defeat the purpose, nor where
+    tensor cores multiply the elements as they are.
     """
     return (
-        dtype is torch.float32
+        not uses_tensor_cores(device, dtype)
+        and computes_in(dtype) is torch.float32
         and (g.r, g.s) == (3, 3)
         and (g.stride_h, g.stride_w, g.dilation_h, g.dilation_w, g.groups) == (1, 1, 1, 1, 1)
         and min(g.c, g.k) >= MIN_CHANNELS
@@ -79,7 +82,7 @@ def write_weight_gradient(
     g: ConvGeometry, grad: OclTensor, images: OclTensor, out: OclTensor
 ) -> None:
     """Write the gradient of the weight to `out`."""
-    device, dtype = out.memory.device, out.dtype
+    device, dtype = out.memory.device, computes_in(out.dtype)
     chunks = _chunks(g, device)
     num_elements = TILE_ELEMENTS * g.k * g.c
     partial_sums = empty(
@@ -109,7 +112,7 @@ def write_weight_gradient(
         total = empty(device.index, (TILE_ELEMENTS, g.k, g.c), (g.k * g.c, g.c, 1), dtype)
         reduce("0", "A + X", "A", partial_sums, [0], total)
         partial_sums = total
-    ocl_kernel = _kernel_for(device, "transform_weight_gradient", dtype)
+    ocl_kernel = _kernel_for(device, "transform_weight_gradient", out.dtype)
     device.launch(
         ocl_kernel, *launch_size(g.k * g.c), g.k, g.c, partial_sums.memory.buffer,
         out.memory.buffer, out.storage_offset(),
@@ -224,5 +227,5 @@ def _kernel_for(device: Device, name: str, dtype: torch.dtype, **flags_by_name: 
         **{key: int(value) for key, value in flags_by_name.items()},
     }
     return compile_kernel(
-        device, program_source("winograd", {"T": NAMES[dtype], **flags}), name, types
+        device, program_source("winograd", {**element_definitions(dtype), **flags}), name, types
     )
