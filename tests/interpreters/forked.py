@@ -27,7 +27,7 @@ from typing import Any
 SERVER = Path(__file__).with_name("server.py")
 
 AT_START = (
-    r"OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|OPENBLAS|LC_|LANG|PYTHON(?!PATH$)"
+    r"OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|OPENBLAS|LC_|LANG|PYTHON(?!PATH$|UNBUFFERED$)"
     r"|TORCH(?!ELASTIC|VISION|_NCCL|_DISABLE_SHARE_RDZV|INDUCTOR_CACHE)"
 )
 """Variables that are read while an interpreter starts or libraries are loaded."""
@@ -165,7 +165,8 @@ def server(environment: Mapping[str, str]) -> Server | None:
             name: value
             for name, value in environment.items()
             # torch's compiler, which the server loads, reads CXX: one test's is not another's
-            if name not in {"PYTHONPATH", "CXX"} and not name.startswith("CPUTRAIN")
+            if name not in {"PYTHONPATH", "PYTHONUNBUFFERED", "CXX"}
+            and not name.startswith("CPUTRAIN")
         }
         if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & kept.keys():
             found = Server(kept)

@@ -383,10 +383,10 @@ with open("/proc/self/cmdline") as file:
 
 
 def test_a_script_without_buffers_does_the_same(tmp_path: Path) -> None:
-    text = SCRIPTS["its output"] + "\nprint('a')\nimport os\nos._exit(1)"
-    path = script(tmp_path, text, "one.py")
+    text = "print('a')\nimport ctypes, os\nctypes.CDLL(None).printf(b'of C')\nos._exit(1)"
+    path = script(tmp_path, SCRIPTS["its output"] + "\n" + text, "one.py")
     out, _ = same(tmp_path, PYTHON, "-u", str(path))
-    assert out.endswith("a\n")
+    assert out.endswith("a\nof C")
     assert same(tmp_path, PYTHON, str(path), PYTHONUNBUFFERED="1")[0] == out
 
 
