@@ -776,4 +776,6 @@ if served is not None:
         with open(f"/run/netns/{request['network']}", "rb") as file:
             if LIBC.setns(file.fileno(), 0) != 0:
                 sys.exit(f"no network namespace {request['network']}")
+    if request["cpu"] is not None:
+        os.sched_setaffinity(0, [request["cpu"]])
     follow(request["argv"], request["environment"], is_nested=False)

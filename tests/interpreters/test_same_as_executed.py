@@ -353,6 +353,15 @@ def test_commands_modules_and_folders_do_the_same(words: tuple[str, ...], tmp_pa
     assert out
 
 
+def test_a_script_on_one_cpu_does_the_same(tmp_path: Path) -> None:
+    text = "import os, torch\nprint(torch.get_num_threads(), os.sched_getaffinity(0))"
+    path = script(tmp_path, text, "one.py")
+    cpu = max(os.sched_getaffinity(0))
+    out, _ = same(tmp_path, "taskset", "-c", str(cpu), PYTHON, str(path))
+    assert out == f"1 {{{cpu}}}\n"
+    same(tmp_path, "taskset", "-c", f"{cpu},0", PYTHON, str(path))
+
+
 def test_no_two_scripts_draw_the_same_numbers(tmp_path: Path) -> None:
     text = """
 import random, subprocess, sys, torch, numpy
