@@ -39,7 +39,7 @@ for step in range(int(sys.argv[2])):
     losses.append(loss.item())
 print(json.dumps(losses))
 """
-"""A model that takes some 0.4 GiB beside Python and torch at a batch of 2,000."""
+"""A model that takes some 0.3 GiB beside Python and torch at a batch of 1,400."""
 
 MIB = 1 << 20
 
@@ -53,7 +53,7 @@ def peak_of_plain(folder: Path, path: str) -> int:
         "from cputrain.memory.process_memory import peak_anonymous_bytes; "
         "print(peak_anonymous_bytes())"
     )
-    done = run([sys.executable, "-c", code, path, "2000", "2"], folder)
+    done = run([sys.executable, "-c", code, path, "1400", "2"], folder)
     return int(done.stdout.splitlines()[-1]) // MIB
 
 
@@ -69,7 +69,7 @@ class Unlimited(NamedTuple):
 def unlimited(tmp_path_factory: pytest.TempPathFactory) -> Unlimited:
     folder = tmp_path_factory.mktemp("unlimited")
     path = str(script(folder, SCRIPT))
-    return Unlimited(path, peak_of_plain(folder, path), launch(folder, path, "2000", "3").stdout)
+    return Unlimited(path, peak_of_plain(folder, path), launch(folder, path, "1400", "3").stdout)
 
 
 @pytest.mark.parametrize("part", [0.65, pytest.param(0.8, marks=pytest.mark.long)])
@@ -77,7 +77,7 @@ def test_a_limit_is_kept_with_the_same_losses(
     tmp_path: Path, unlimited: Unlimited, part: float
 ) -> None:
     limit = int(part * unlimited.peak_mib)
-    done = launch(tmp_path, "--memory-limit", f"{limit}M", unlimited.path, "2000", "3")
+    done = launch(tmp_path, "--memory-limit", f"{limit}M", unlimited.path, "1400", "3")
     assert done.stdout == unlimited.printed, done.stderr
     found = LIMITED.search(done.stderr)
     assert found is not None, done.stderr
@@ -186,7 +186,7 @@ def test_what_kills_python_is_survived_in_a_control_group(
     (group / "memory.limit_in_bytes").write_text(str(limit * MIB))
     enter = f"echo $$ > {group}/cgroup.procs && exec"
     shell = shutil.which("sh") or "sh"
-    arguments = f"{unlimited.path} 2000 3"
+    arguments = f"{unlimited.path} 1400 3"
     died = run([shell, "-c", f"{enter} {sys.executable} {arguments}"], tmp_path)
     assert died.returncode == -9, died.stderr
     done = run(

@@ -179,7 +179,6 @@ optimizer.step()
 """
 
 
-@pytest.mark.executed
 @pytest.mark.parametrize("way", some(["import", "compile"], 1))
 def test_a_process_that_is_set_up_does_not_load_it_either(tmp_path: Path, way: str) -> None:
     script(tmp_path, SET_UP.replace("WAY", repr(way)))
