@@ -273,6 +273,9 @@ class Supervisor:
             if remaining:
                 self._drain(remaining)
         for worker in self.all_workers:
+            # `join` waits for the end of a pipe, which a process inherits that another thread
+            # forks at the same time; once `exitcode` has reaped the worker, it does not
+            _ = worker.process.exitcode
             worker.process.join(1.0)
 
     def _drain(self, workers: list[PoolWorker]) -> None:

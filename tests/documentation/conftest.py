@@ -25,9 +25,9 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> str:
     subprocess.run([*pip, "wheel", *quiet, "--wheel-dir", str(folder), str(source)], check=True)
     (wheel,) = folder.glob("cputrain-*.whl")
     environment = folder / "environment"
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     python = environment / "bin/python"
-    subprocess.run([str(python), "-m", "pip", "install", *quiet, str(wheel)], check=True)
+    subprocess.run([*pip, "--python", str(python), "install", *quiet, str(wheel)], check=True)
     packages = subprocess.check_output(
         [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
     ).strip()

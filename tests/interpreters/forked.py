@@ -27,7 +27,7 @@ from typing import Any
 SERVER = Path(__file__).with_name("server.py")
 
 AT_START = (
-    r"OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|OPENBLAS|LC_|LANG|PYTHON(?!PATH$)"
+    r"OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|OPENBLAS|LC_|LANG|PYTHON(?!PATH$|UNBUFFERED$)"
     r"|TORCH(?!ELASTIC|VISION|_NCCL|_DISABLE_SHARE_RDZV|INDUCTOR_CACHE)"
 )
 """Variables that are read while an interpreter starts or libraries are loaded."""
@@ -116,6 +116,7 @@ def fork(
     new_session: bool = False,
     new_group: bool = False,
     network: str | None = None,
+    cpu: int | None = None,
 ) -> int | None:
     """Start python with a script, module or command; return its process, a child of this one.
 
@@ -124,6 +125,7 @@ def fork(
     Args:
         files: The descriptors of this process that it has, by their numbers there.
         network: The network namespace that it is in, of `ip netns`.
+        cpu: The only CPU that it may use.
     """
     variables = dict(os.environ if environment is None else environment)
     request = {
@@ -134,6 +136,7 @@ def fork(
         "new_session": new_session,
         "new_group": new_group,
         "network": network,
+        "cpu": cpu,
         "blocked": [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))],
         "ignored": [
             int(number)
@@ -165,7 +168,8 @@ def server(environment: Mapping[str, str]) -> Server | None:
             name: value
             for name, value in environment.items()
             # torch's compiler, which the server loads, reads CXX: one test's is not another's
-            if name not in {"PYTHONPATH", "CXX"} and not name.startswith("CPUTRAIN")
+            if name not in {"PYTHONPATH", "PYTHONUNBUFFERED", "CXX"}
+            and not name.startswith("CPUTRAIN")
         }
         if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & kept.keys():
             found = Server(kept)
@@ -173,6 +177,16 @@ def server(environment: Mapping[str, str]) -> Server | None:
             found = Server({**kept, "GOMP_SPINCOUNT": "0"}, "GOMP_SPINCOUNT")
     SERVERS[key] = found
     return found
+
+
+def without_taskset(argv: list[str]) -> tuple[list[str], int | None]:
+    """Return the program that `taskset -c CPUS` starts, and its CPU; as it is with more of them."""
+    if argv[:2] != ["taskset", "-c"]:
+        return argv, None
+    cpus = {int(cpu) for cpu in argv[2].split(",") if cpu.isdecimal()}
+    if cpus == os.sched_getaffinity(0):
+        return argv[3:], None
+    return (argv[3:], cpus.pop()) if argv[2].isdecimal() else (argv, None)
 
 
 def is_script(argv: Sequence[str]) -> bool:
@@ -206,6 +220,7 @@ def install() -> None:
         in_network = argv[:3] == ["ip", "netns", "exec"]
         network = argv[3] if in_network else None
         argv = argv[4:] if in_network else argv
+        argv, cpu = without_taskset(argv)
         if (
             not Switch.is_on
             or options["shell"]
@@ -232,6 +247,7 @@ def install() -> None:
             new_session=options["start_new_session"],
             new_group=options["process_group"] == 0,
             network=network,
+            cpu=cpu,
         )
         if pid is None:
             execute(self, *given)

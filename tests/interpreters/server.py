@@ -569,6 +569,7 @@ def follow(argv, environment, *, is_nested):
         stream = _stream(number, is_buffered=is_buffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+        _set_buffer_of_c(name, 2 if not is_buffered else int(os.isatty(number)))
     code = _ended(_script(argv), is_safe="-P" in options)
     if is_nested:  # nothing of the program before may be cleared
         threading._shutdown()
@@ -656,6 +657,13 @@ def _stream(number, *, is_buffered):
     )
     stream.mode = raw.mode[:1]
     return stream
+
+
+def _set_buffer_of_c(name, mode):
+    """Have C's stream, which libraries print to, use a buffer (0), a line's (1) or none (2)."""
+    stream = ctypes.c_void_p.in_dll(LIBC, name)
+    LIBC.__fpurge(stream)  # what was not written is lost, as in a program that is replaced
+    LIBC.setvbuf(stream, None, mode, 8192)
 
 
 def _ended(words, *, is_safe):
@@ -768,4 +776,6 @@ if served is not None:
         with open(f"/run/netns/{request['network']}", "rb") as file:
             if LIBC.setns(file.fileno(), 0) != 0:
                 sys.exit(f"no network namespace {request['network']}")
+    if request["cpu"] is not None:
+        os.sched_setaffinity(0, [request["cpu"]])
     follow(request["argv"], request["environment"], is_nested=False)

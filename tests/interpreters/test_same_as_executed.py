@@ -353,6 +353,15 @@ def test_commands_modules_and_folders_do_the_same(words: tuple[str, ...], tmp_pa
     assert out
 
 
+def test_a_script_on_one_cpu_does_the_same(tmp_path: Path) -> None:
+    text = "import os, torch\nprint(torch.get_num_threads(), os.sched_getaffinity(0))"
+    path = script(tmp_path, text, "one.py")
+    cpu = max(os.sched_getaffinity(0))
+    out, _ = same(tmp_path, "taskset", "-c", str(cpu), PYTHON, str(path))
+    assert out == f"1 {{{cpu}}}\n"
+    same(tmp_path, "taskset", "-c", f"{cpu},0", PYTHON, str(path))
+
+
 def test_no_two_scripts_draw_the_same_numbers(tmp_path: Path) -> None:
     text = """
 import random, subprocess, sys, torch, numpy
@@ -383,10 +392,10 @@ with open("/proc/self/cmdline") as file:
 
 
 def test_a_script_without_buffers_does_the_same(tmp_path: Path) -> None:
-    text = SCRIPTS["its output"] + "\nprint('a')\nimport os\nos._exit(1)"
-    path = script(tmp_path, text, "one.py")
+    text = "print('a')\nimport ctypes, os\nctypes.CDLL(None).printf(b'of C')\nos._exit(1)"
+    path = script(tmp_path, SCRIPTS["its output"] + "\n" + text, "one.py")
     out, _ = same(tmp_path, PYTHON, "-u", str(path))
-    assert out.endswith("a\n")
+    assert out.endswith("a\nof C")
     assert same(tmp_path, PYTHON, str(path), PYTHONUNBUFFERED="1")[0] == out
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 PYTHON = sys.executable
 CPUTRAIN = str(Path(sysconfig.get_path("scripts")) / "cputrain")
-LAUNCH = (PYTHON, "-m", "cputrain.launch", "launch")
+VERB = (PYTHON, "-m", "cputrain.launch")
+LAUNCH = (*VERB, "launch")
 
 OURS = re.compile(
     r"(CPUTRAIN|PYTHON|OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|LOCAL_|SLURM|OMPI|MPI_|TORCHELASTIC"
@@ -99,7 +100,7 @@ def from_shell(folder: Path, *words: str, **options: Any) -> subprocess.Complete
 
 def verb(folder: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """`cputrain WORDS`."""
-    return run((PYTHON, "-m", "cputrain.launch", *words), folder, **options)
+    return run((*VERB, *words), folder, **options)
 
 
 def planned(folder: Path, *words: str, **options: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.launch.programs import CPUTRAIN, launch, run, script
+from tests.launch.programs import CPUTRAIN, VERB, launch, run, script
 from tests.pool.functions import until
 
 SCRIPT = """
@@ -39,7 +39,7 @@ for step in range(int(sys.argv[2])):
     losses.append(loss.item())
 print(json.dumps(losses))
 """
-"""A model that takes some 0.4 GiB beside Python and torch at a batch of 2,000."""
+"""A model that takes some 0.3 GiB beside Python and torch at a batch of 1,400."""
 
 MIB = 1 << 20
 
@@ -53,7 +53,7 @@ def peak_of_plain(folder: Path, path: str) -> int:
         "from cputrain.memory.process_memory import peak_anonymous_bytes; "
         "print(peak_anonymous_bytes())"
     )
-    done = run([sys.executable, "-c", code, path, "2000", "4"], folder)
+    done = run([sys.executable, "-c", code, path, "1400", "2"], folder)
     return int(done.stdout.splitlines()[-1]) // MIB
 
 
@@ -69,7 +69,7 @@ class Unlimited(NamedTuple):
 def unlimited(tmp_path_factory: pytest.TempPathFactory) -> Unlimited:
     folder = tmp_path_factory.mktemp("unlimited")
     path = str(script(folder, SCRIPT))
-    return Unlimited(path, peak_of_plain(folder, path), launch(folder, path, "2000", "4").stdout)
+    return Unlimited(path, peak_of_plain(folder, path), launch(folder, path, "1400", "3").stdout)
 
 
 @pytest.mark.parametrize("part", [0.65, pytest.param(0.8, marks=pytest.mark.long)])
@@ -77,7 +77,7 @@ def test_a_limit_is_kept_with_the_same_losses(
     tmp_path: Path, unlimited: Unlimited, part: float
 ) -> None:
     limit = int(part * unlimited.peak_mib)
-    done = launch(tmp_path, "--memory-limit", f"{limit}M", unlimited.path, "2000", "4")
+    done = launch(tmp_path, "--memory-limit", f"{limit}M", unlimited.path, "1400", "3")
     assert done.stdout == unlimited.printed, done.stderr
     found = LIMITED.search(done.stderr)
     assert found is not None, done.stderr
@@ -114,7 +114,7 @@ def test_a_mistake_is_one_message(tmp_path: Path, options: tuple[str, ...], mess
 
 def memory_of(folder: Path, *arguments: str) -> dict[str, Any]:
     """What `plan --memory` tells of a script."""
-    done = run([CPUTRAIN, "plan", "--memory", "--json", *arguments], folder)
+    done = run([*VERB, "plan", "--memory", "--json", *arguments], folder)
     assert done.returncode == 0, done.stderr
     memory: dict[str, Any] = json.loads(done.stdout)["memory"]
     return memory
@@ -140,14 +140,14 @@ def test_peak_and_largest_batch_are_predicted(tmp_path: Path) -> None:
 
 
 def test_memory_is_shown_as_tables(tmp_path: Path) -> None:
-    done = run([CPUTRAIN, "plan", "--memory", str(script(tmp_path, SCRIPT)), "100", "99"], tmp_path)
+    done = run([*VERB, "plan", "--memory", str(script(tmp_path, SCRIPT)), "100", "99"], tmp_path)
     assert done.returncode == 0, done.stderr
     for text in ("at the peak of a step", "activations that backward needs", "batches of up to"):
         assert text in done.stdout
 
 
 def test_a_script_without_steps_is_refused(tmp_path: Path) -> None:
-    done = run([CPUTRAIN, "plan", "--memory", str(script(tmp_path, "import torch"))], tmp_path)
+    done = run([*VERB, "plan", "--memory", str(script(tmp_path, "import torch"))], tmp_path)
     assert done.returncode == 2
     assert "must train for some steps; found no optimizer took a step" in done.stderr
 
@@ -186,7 +186,7 @@ def test_what_kills_python_is_survived_in_a_control_group(
     (group / "memory.limit_in_bytes").write_text(str(limit * MIB))
     enter = f"echo $$ > {group}/cgroup.procs && exec"
     shell = shutil.which("sh") or "sh"
-    arguments = f"{unlimited.path} 2000 4"
+    arguments = f"{unlimited.path} 1400 3"
     died = run([shell, "-c", f"{enter} {sys.executable} {arguments}"], tmp_path)
     assert died.returncode == -9, died.stderr
     done = run(

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_sharer, resource_tracker
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,15 @@ def in_time() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def described(pid: int) -> str:
+    """Return the state and the command line of a process."""
+    try:
+        stat, words = (Path(f"/proc/{pid}/{name}").read_text() for name in ("stat", "cmdline"))
+    except FileNotFoundError:
+        return f"{pid} has ended meanwhile"
+    return f"{stat} {words!r}"
+
+
 @pytest.fixture
 def nothing_left(servers: None, in_time: None) -> Iterator[None]:
     """Fails a test that leaves processes, descriptors or names in /dev/shm."""
@@ -62,7 +72,8 @@ def nothing_left(servers: None, in_time: None) -> Iterator[None]:
         if time.monotonic() > end:
             break
         time.sleep(0.05)  # a thread that was not waited for may be about to end
-    assert children() <= before[0]
+    left = children() - before[0]
+    assert not left, [described(pid) for pid in left]
     after = descriptors()
     assert len(after) <= len(before[1]), set(after.items()) - set(before[1].items())
     mine = {name for name in os.listdir("/dev/shm") if str(os.getpid()) in name}

@@ -42,6 +42,12 @@ def nap(seconds: float) -> float:
     return seconds
 
 
+def wait_for(path: Path | None) -> None:
+    """Wait until there is such a file."""
+    while path is not None and not path.exists():
+        time.sleep(0.01)
+
+
 def pid(_: object = None) -> int:
     return os.getpid()
 

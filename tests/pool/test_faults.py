@@ -25,6 +25,7 @@ import torch
 from cputrain import Pool
 from cputrain.errors import CputrainError, TaskError, TaskLost, TaskTimeout, WorkerDied
 from cputrain.machine import read_machine
+from tests.left_behind import children
 from tests.pool import functions as f
 from tests.pool.functions import METHODS, gone, in_session, runs, until
 from tests.pool.scripts import ended, started, with_small_dev_shm
@@ -1056,6 +1057,28 @@ def test_several_threads_may_have_pools_at_once(method: str) -> None:
     for thread in threads:
         thread.join()
     assert sorted(found) == sorted([0, 2, 4] * 4)
+
+
+def test_a_worker_is_reaped_while_another_process_has_its_pipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that another thread forks inherits the end that a worker closes as it exits."""
+    fork, inherited = os.fork, []
+
+    def fork_with_copy() -> int:
+        inherited.append(os.dup(sys._getframe(1).f_locals["child_w"]))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fork_with_copy)
+    before = children()
+    try:
+        with Pool(1, context="fork") as pool:
+            assert pool.map(f.double, [1, 2]) == [2, 4]
+        assert children() <= before
+    finally:
+        for descriptor in inherited:
+            os.close(descriptor)
+    assert inherited
 
 
 # for long

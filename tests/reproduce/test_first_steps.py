@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.programs import CPUTRAIN, run, script
+from tests.launch.programs import VERB, run, script
 
 TRAINING = """
 import sys, torch
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the script, and `there.json` of its first steps."""
     folder = tmp_path_factory.mktemp("first")
     script(folder, TRAINING)
-    done = run([CPUTRAIN, "verify", "--reproducible", "5", "--json", "x.py"], folder)
+    done = run([*VERB, "verify", "--reproducible", "5", "--json", "x.py"], folder)
     assert done.returncode == 0, done.stderr
     (folder / "there.json").write_text(done.stdout)
     return folder
@@ -58,7 +58,7 @@ def test_the_document_has_a_stamp_of_each_tensor_after_each_step(folder: Path) -
 
 
 def test_one_core_has_the_stamps_of_all(folder: Path) -> None:
-    done = run([*ONE_CORE, CPUTRAIN, "verify", "--against", "there.json", "x.py"], folder)
+    done = run([*ONE_CORE, *VERB, "verify", "--against", "there.json", "x.py"], folder)
     assert done.returncode == 0, done.stderr
     assert "in every bit" in done.stdout
     stamp = document(folder)["steps"][-1]["weights"]
@@ -67,7 +67,7 @@ def test_one_core_has_the_stamps_of_all(folder: Path) -> None:
 
 def test_a_stamp_alone_is_compared_with_the_last(folder: Path) -> None:
     stamp = document(folder)["steps"][-1]["weights"][:16]
-    command = [*ONE_CORE, CPUTRAIN, "verify", "--reproducible", "5"]
+    command = [*ONE_CORE, *VERB, "verify", "--reproducible", "5"]
     done = run([*command, "--against", stamp, "x.py"], folder)
     assert (done.returncode, done.stderr) == (0, "")
     done = run([*command, "--steps", "2", "--against", stamp, "x.py"], folder)
@@ -76,7 +76,7 @@ def test_a_stamp_alone_is_compared_with_the_last(folder: Path) -> None:
 
 
 def test_the_first_step_that_differs_is_named(folder: Path) -> None:
-    done = run([CPUTRAIN, "verify", "--against", "there.json", "--json", "x.py", "1.001"], folder)
+    done = run([*VERB, "verify", "--against", "there.json", "--json", "x.py", "1.001"], folder)
     assert done.returncode == 1
     assert ", from step 2 on" in json.loads(done.stdout)["difference"]
 
@@ -84,15 +84,15 @@ def test_the_first_step_that_differs_is_named(folder: Path) -> None:
 def test_another_version_of_torch_is_named(folder: Path) -> None:
     other = {**document(folder), "torch": "1.0"}
     (folder / "other.json").write_text(json.dumps(other))
-    done = run([CPUTRAIN, "verify", "--against", "other.json", "x.py", "1.001"], folder)
+    done = run([*VERB, "verify", "--against", "other.json", "x.py", "1.001"], folder)
     assert "from step 2 on, where torch is 1.0." in done.stdout
 
 
 def test_the_next_command_is_the_one_for_the_other_machine(folder: Path) -> None:
-    done = run([CPUTRAIN, "verify", "--reproducible", "5", "--steps", "2", "x.py"], folder)
+    done = run([*VERB, "verify", "--reproducible", "5", "--steps", "2", "x.py"], folder)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
     command = line.partition("cputrain ")[2].split()
-    done = run([CPUTRAIN, *command], folder)
+    done = run([*VERB, *command], folder)
     assert done.returncode == 0, done.stdout
     assert "in every bit" in done.stdout
 
@@ -110,7 +110,7 @@ def test_the_next_command_is_the_one_for_the_other_machine(folder: Path) -> None
 )
 def test_a_mistake_is_one_message(folder: Path, options: tuple[str, ...], message: str) -> None:
     (folder / "empty.json").write_text("{}")
-    done = run([CPUTRAIN, "verify", *options, "x.py"], folder)
+    done = run([*VERB, "verify", *options, "x.py"], folder)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr

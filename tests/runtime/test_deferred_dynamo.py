@@ -13,8 +13,6 @@ from cputrain.runtime.deferred_dynamo import _code_named, _without_needless
 from tests.launch.programs import launch, plain, script
 from tests.selected import some
 
-pytestmark = pytest.mark.executed
-
 DECORATOR = sys.modules[torch.optim.Optimizer.__module__]._use_grad_for_differentiable  # type: ignore[attr-defined]
 
 STEPS = """
@@ -88,6 +86,7 @@ def test_tracebacks_are_those_of_torch(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.executed
 def test_other_errors_lack_the_frame_of_the_compiler_alone(tmp_path: Path) -> None:
     script(tmp_path, "import torch\ntorch.optim.SGD([torch.ones(2) * 2])\n")
     text = "x = torch.ones(2, requires_grad=True) * 2\ntorch.optim.SGD([x], lr=0.1)\n"
@@ -124,6 +123,7 @@ print("CHANGED", plain.__code__ is not code, plain.__code__.co_names, file=sys.s
 
 
 @pytest.mark.long
+@pytest.mark.executed
 def test_a_script_that_compiles_has_torchs_own_code(tmp_path: Path) -> None:
     script(tmp_path, COMPILES)
     theirs = plain(tmp_path, "x.py")
@@ -148,6 +148,7 @@ for step in range(300):
 
 
 @pytest.mark.long
+@pytest.mark.executed
 def test_steps_are_recorded_although_the_compiler_is_loaded_only_then(tmp_path: Path) -> None:
     script(tmp_path, RECORDED)
     words = ("--record-step=auto", "--threads=1", "x.py")  # a busy machine slows one thread least

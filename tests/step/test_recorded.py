@@ -322,7 +322,7 @@ RECORDED = {"no", "factor", "short batch", "evaluate", "copy", "save", "output l
 
 @pytest.mark.usefixtures("_replayed")
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.long if seed > 5 else ()) for seed in range(60)]
+    "seed", [pytest.param(seed, marks=pytest.mark.long if seed > 3 else ()) for seed in range(60)]
 )
 def test_a_loop_is_the_same(seed: int) -> None:
     choices = draw(seed)
