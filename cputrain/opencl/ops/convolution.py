@@ -164,7 +164,7 @@ def _write_output(
     if geometry.is_depthwise:
         depthwise(geometry, images, weight, bias, out)
         return
-    if winograd.is_supported(out.memory.device, geometry, out.dtype):
+    if winograd.is_supported(geometry, out.dtype):
         winograd.write_output(geometry, images, weight, bias, out)
         return
     bias_or_weight = weight if bias is None else bias  # (the kernel needs a buffer)
@@ -195,7 +195,7 @@ def _write_input_gradient(
     if geometry.is_depthwise:
         depthwise_input(geometry, grad, weight, bias, out)
         return
-    if winograd.is_supported(out.memory.device, geometry, out.dtype):
+    if winograd.is_supported(geometry, out.dtype):
         winograd.write_input_gradient(geometry, grad, weight, bias, out)
         return
     bias_or_weight = weight if bias is None else bias  # (the kernel needs a buffer)
@@ -267,7 +267,7 @@ def _write_weight_gradient(
     if geometry.is_depthwise:
         depthwise_weight(geometry, grad, images, out)
         return
-    if winograd.is_supported(out.memory.device, geometry, out.dtype):
+    if winograd.is_supported(geometry, out.dtype):
         winograd.write_weight_gradient(geometry, grad, images, out)
         return
     device, dtype = out.memory.device, out.dtype
