@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from functools import wraps
 from typing import TYPE_CHECKING
 
@@ -151,6 +152,7 @@ class EightBitStates(KernelPatches[EightBitAdamKernels]):
         self._step = inspect.unwrap(Adam.step)
         self._counts: dict[tuple[str, int], int] = {}
         self._refusals: dict[str, None] = {}
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         adam_class: Any = Adam
         base_class: Any = Optimizer
         module = sys.modules[Adam.__module__]
@@ -177,6 +179,7 @@ class EightBitStates(KernelPatches[EightBitAdamKernels]):
         if not params:
             return
         name = type(optimizer).__name__
+        self._optimizers.add(optimizer)
         reason = self._refusal(optimizer, group)
         kinds = set() if reason else {self._refusal_of(param) for param in params} - {""}
         for each in sorted({reason, *kinds} - {""}):
@@ -185,9 +188,7 @@ class EightBitStates(KernelPatches[EightBitAdamKernels]):
         for param in params:
             state = optimizer.state[param]
             if reason or self._refusal_of(param):
-                for moment in MOMENTS:
-                    if isinstance(state.get(moment), EightBitTensor):
-                        state[moment] = state[moment].decode()
+                _decode(state)
             else:
                 num_encoded += self._encode(state, param, is_fused=group["fused"])
         self._counts[name, id(params[0])] = num_encoded
@@ -276,10 +277,10 @@ class EightBitStates(KernelPatches[EightBitAdamKernels]):
     def _update(self, rows: list[tuple[Any, ...]], options: dict[str, Any]) -> None:
         """Take the step of parameters whose moments have 8 bits."""
         found_inf, grad_scale = options.get("found_inf"), options.get("grad_scale")
-        if grad_scale is not None:  # as torch's fused kernel, which leaves gradients unscaled
-            torch._foreach_div_([row[1] for row in rows], grad_scale.item())
         if found_inf is not None and found_inf.item():
             return
+        if grad_scale is not None:  # as torch's fused kernel, which leaves gradients unscaled
+            torch._foreach_div_([row[1] for row in rows], grad_scale.item())
         torch._foreach_add_([row[4] for row in rows], 1.0)
         lr, beta1, beta2, eps, decay = (
             float(options[name]) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")
@@ -299,6 +300,13 @@ class EightBitStates(KernelPatches[EightBitAdamKernels]):
                 param.copy_(row.param.as_strided(param.shape, average.stride()))
         torch._C._increment_version([row[0] for row in rows])
 
+    def undo(self) -> None:
+        """Restore torch's functions, and give optimizers the tensors that these know."""
+        super().undo()
+        for optimizer in self._optimizers:
+            for state in optimizer.state.values():
+                _decode(state)
+
     def describe(self) -> str:
         """Return the parameters with moments of 8 bits, and why others have none."""
         totals: dict[str, int] = {}
@@ -316,6 +324,13 @@ class EightBitStates(KernelPatches[EightBitAdamKernels]):
             "no states in 8 bits: only Adam and AdamW have them, for parameters of "
             f"{MIN_ELEMENTS:,} elements and more"
         )
+
+
+def _decode(state: dict[str, Any]) -> None:
+    """Give a state torch's tensors."""
+    for name in MOMENTS:
+        if isinstance(state.get(name), EightBitTensor):
+            state[name] = state[name].decode()
 
 
 def _is_eight_bit(row: tuple[Any, ...]) -> bool:

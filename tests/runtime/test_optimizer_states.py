@@ -116,9 +116,9 @@ def test_losses_are_near_those_of_full_states(make: Any) -> None:
     try:
         loss, optimizer = trained(make)
         assert "states of AdamW in 8 bits" in patches.describe()
+        assert any(isinstance(each["exp_avg"], EightBitTensor) for each in optimizer.state.values())
     finally:
         patches.undo()
-    assert any(isinstance(each["exp_avg"], EightBitTensor) for each in optimizer.state.values())
     assert loss == pytest.approx(expected, rel=0.03)
 
 
@@ -264,6 +264,7 @@ def test_checkpoints_continue_with_full_states_and_back(states: EightBitStates) 
     saved, weights = optimizer.state_dict(), param.detach().clone()
     stepped(optimizer, seed=1)
     states.undo()
+    assert {type(value) for value in optimizer.state[param].values()} == {Tensor}
     full = AdamW([weights.requires_grad_()])
     full.load_state_dict(saved)
     stepped(full, seed=1)
