@@ -89,11 +89,11 @@ static void encode_averages(const float *numbers, int8_t *codes, float *scale)
         return;
     }
     for (int i = 0; i < SIZE; i++) {
-        float magnitude = fabsf(numbers[i]) * factor;
-        int32_t code = (int32_t)(sqrtf(magnitude) * 127);
-        code = code < 126 ? code : 126;         /* the nearest is this or the next */
-        code += magnitude > 0.5f * (average_of(code) + average_of(code + 1));
-        codes[i] = (int8_t)(numbers[i] < 0 ? -code : code);
+        float magnitude = fabsf(numbers[i]) * factor * (127 * 127);
+        float code = floorf(sqrtf(magnitude));  /* the nearest is this or the next */
+        code = code < 126 ? code : 126;
+        code += magnitude > code * code + code + 0.5f;      /* the mean of both squares */
+        codes[i] = (int8_t)(int32_t)(numbers[i] < 0 ? -code : code);
     }
 }
 
@@ -105,12 +105,13 @@ static void encode_squares(const float *numbers, uint8_t *codes, float *scale)
         return;
     }
     for (int i = 0; i < SIZE; i++) {
-        float magnitude = numbers[i] * factor;
-        int32_t code = (int32_t)(sqrtf(sqrtf(magnitude)) * 255);
+        float magnitude = numbers[i] * factor * (255.0f * 255 * 255 * 255);
+        float code = floorf(sqrtf(sqrtf(magnitude)));
         code = code < 254 ? code : 254;
-        code += magnitude > 0.5f * (square_of(code) + square_of(code + 1));
-        /* what is not 0 stays so: updates are divided by its root */
-        codes[i] = (uint8_t)(code + (code == 0 && numbers[i] > 0));
+        float middle = (code + 0.5f) * (code + 0.5f);
+        code += magnitude > (middle + 1.5f) * middle + 0.0625f;     /* of both fourth powers */
+        float least = numbers[i] > 0;           /* what is not 0 stays so: its root is a divisor */
+        codes[i] = (uint8_t)(int32_t)(code > least ? code : least);
     }
 }
 

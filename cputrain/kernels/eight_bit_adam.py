@@ -72,22 +72,20 @@ class EightBitMoments(NamedTuple):
 
         A block with an infinity or NaN becomes NaN.
         """
-        most = 127 if self.is_signed else 255
+        most, power = (127, 2) if self.is_signed else (255, 4)
         blocks = numbers.new_zeros(len(self.scales), BLOCK_SIZE, dtype=torch.float32)
         blocks.view(-1)[: numbers.numel()] = numbers
         magnitudes = blocks.abs()
         scales = magnitudes.amax(1, keepdim=True).clamp_(min=SMALLEST_SCALE)
         scales.masked_fill_(~scales.isfinite(), math.nan)
-        magnitudes *= scales.reciprocal()
-        magnitudes.nan_to_num_(0.0)
+        magnitudes.mul_(scales.reciprocal()).nan_to_num_(0.0).mul_(most**power)
         roots = magnitudes.sqrt() if self.is_signed else magnitudes.sqrt().sqrt_()
-        codes = (roots * most).floor_().clamp_(max=most - 1)
-        middle = (_book(codes, self.is_signed) + _book(codes + 1, self.is_signed)) * 0.5
-        codes += magnitudes > middle
+        codes = roots.floor_().clamp_(max=most - 1)  # the nearest is this or the next
+        codes += magnitudes * 2 > codes**power + (codes + 1) ** power
         if self.is_signed:
             codes *= blocks.sign().nan_to_num_(0.0)
         else:
-            codes += (codes == 0) & (blocks > 0) & scales.isfinite()
+            codes = torch.maximum(codes, ((blocks > 0) & scales.isfinite()).float())
         self.codes.copy_(codes.view(-1))
         self.scales.copy_(scales.view(-1))
 
