@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.optim import Adam, Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 from torch.utils._pytree import tree_map_only
 
 from cputrain.counting import counted
@@ -153,11 +153,15 @@ class EightBitStates(KernelPatches[EightBitAdamKernels]):
         self._counts: dict[tuple[str, int], int] = {}
         self._refusals: dict[str, None] = {}
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        adam_class: Any = Adam
         base_class: Any = Optimizer
         module = sys.modules[Adam.__module__]
+        # (torch._dynamo, once loaded, gives each class a function of its own)
+        classes: list[Any] = [each for each in (Adam, AdamW) if "_init_group" in vars(each)]
         self._patches += [
-            Patch(adam_class, "_init_group", self._init_group(adam_class._init_group)),
+            *(
+                Patch(each, "_init_group", self._init_group(vars(each)["_init_group"]))
+                for each in classes
+            ),
             Patch(module, "adam", self._adam(vars(module)["adam"])),
             Patch(base_class, "state_dict", _state_dict(base_class.state_dict)),
         ]

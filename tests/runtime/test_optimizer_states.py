@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from cputrain.memory.recorder import _bytes_of
 from cputrain.runtime.optimizer_states import EightBitStates, EightBitTensor
+from cputrain.settings.optimizer_states import SETTING
 from tests.launch.programs import launch, plain, script, verb
 
 
@@ -368,6 +370,20 @@ def test_a_subclass_without_a_step_of_its_own_has_8_bits(states: EightBitStates)
     assert states.describe() == "states of Renamed in 8 bits (1 parameter)"
 
 
+def test_full_states_patch_nothing_and_undo_restores_all() -> None:
+    def functions() -> list[Any]:
+        adam = sys.modules[Adam.__module__]
+        return [Adam._init_group, vars(adam)["adam"], torch.optim.Optimizer.state_dict]
+
+    before = functions()
+    assert SETTING.apply(torch, "full") is None
+    assert functions() == before
+    patches = EightBitStates()
+    assert not any(now is then for now, then in zip(functions(), before, strict=True))
+    patches.undo()
+    assert functions() == before
+
+
 @pytest.mark.usefixtures("states")
 def test_sparse_gradients_raise_as_without() -> None:
     table = nn.Embedding(100, 64, sparse=True)
@@ -447,3 +463,32 @@ def test_a_launch_has_8_bits_only_by_the_users_word(tmp_path: Path) -> None:
     assert "8 bits" not in runs["full"].stderr
     said = verb(tmp_path, "plan", "--why-not", "8bit").stdout
     assert "it changes results; --optimizer-states 8bit allows it" in said
+
+
+COMPILED = """
+import json, torch
+results = []
+for is_compiled in (False, True, False):
+    torch.manual_seed(0)
+    param = torch.nn.Parameter(torch.randn(80, 90))
+    optimizer = torch.optim.AdamW([param])
+    param.grad = torch.randn_like(param)
+    step = torch.compile(optimizer.step, backend="eager") if is_compiled else optimizer.step
+    for _ in range(4):
+        step()
+    optimizer.step()
+    state = optimizer.state[param]
+    results.append([param.sum().item(), state["step"].item(), type(state["exp_avg"]).__name__])
+print(json.dumps(results))
+"""
+
+
+def test_a_compiled_step_updates_as_an_eager_one(tmp_path: Path) -> None:
+    path = str(script(tmp_path, COMPILED))
+    done = launch(tmp_path, "--optimizer-states", "8bit", path)
+    assert done.returncode == 0, done.stderr
+    (expected, *count), *rest = json.loads(done.stdout)
+    assert count == [5, "EightBitTensor"]
+    for total, *numbers in rest:
+        assert total == pytest.approx(expected, abs=0.05)
+        assert numbers == count
