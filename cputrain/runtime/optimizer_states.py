@@ -203,7 +203,8 @@ class EightBitStates(KernelPatches[EightBitAdamKernels]):
             return None
         if not isinstance(optimizer, Adam) or not param.is_cpu or param.dtype not in DTYPES:
             return None
-        return len(MOMENTS) * (param.numel() + param.numel() // BLOCK_SIZE * 4)
+        num_blocks = -(-param.numel() // BLOCK_SIZE)
+        return len(MOMENTS) * num_blocks * (BLOCK_SIZE + 4)
 
     def _has_large_gradient(self, param: Any) -> bool:
         grad = param.grad

@@ -200,8 +200,7 @@ def test_any_memory_of_a_parameter_is_updated(name: str) -> None:
     assert are_near(param[0], expected[0], tolerance)
 
 
-@pytest.mark.usefixtures("states")
-def test_states_take_a_quarter_of_the_memory() -> None:
+def test_states_take_a_quarter_of_the_memory(states: EightBitStates) -> None:
     param = parameter(300, 301)
     optimizer = AdamW([param])
     stepped(optimizer)
@@ -209,6 +208,19 @@ def test_states_take_a_quarter_of_the_memory() -> None:
     assert sum(each.nbytes for each in moments) <= 0.27 * 2 * param.nbytes
     stored = [tensor for each in moments for tensor in each.moments]
     assert _bytes_of(stored) <= 0.27 * 2 * param.nbytes
+    (group,) = optimizer.param_groups
+    assert states.num_bytes(optimizer, group, param) == _bytes_of(stored)
+    assert states.num_bytes(optimizer, group, parameter(9)) is None
+    assert states.num_bytes(SGD([param]), group, param) is None
+
+
+def test_a_memory_limit_counts_what_states_take(tmp_path: Path) -> None:
+    lines = SCRIPT.replace("128", "262144").replace("(32, 64)", "(2, 64)")
+    path = str(script(tmp_path, lines))
+    asked = ("--memory-limit", "385M", "--optimizer-states")
+    assert launch(tmp_path, *asked, "8bit", path).returncode == 0
+    done = launch(tmp_path, *asked, "full", path)
+    assert "the state of AdamW" in done.stderr
 
 
 @pytest.mark.usefixtures("states")
