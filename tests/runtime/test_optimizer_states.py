@@ -17,8 +17,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
+from cputrain.memory import limiter
 from cputrain.memory.recorder import _bytes_of
 from cputrain.runtime.optimizer_states import EightBitStates, EightBitTensor
+from cputrain.runtime.state import NOW
 from cputrain.settings.optimizer_states import SETTING
 from tests.launch.programs import launch, plain, script, verb
 
@@ -214,13 +216,21 @@ def test_states_take_a_quarter_of_the_memory(states: EightBitStates) -> None:
     assert states.num_bytes(SGD([param]), group, param) is None
 
 
-def test_a_memory_limit_counts_what_states_take(tmp_path: Path) -> None:
-    lines = SCRIPT.replace("128", "262144").replace("(32, 64)", "(2, 64)")
-    path = str(script(tmp_path, lines))
-    asked = ("--memory-limit", "385M", "--optimizer-states")
-    assert launch(tmp_path, *asked, "8bit", path).returncode == 0
-    done = launch(tmp_path, *asked, "full", path)
-    assert "the state of AdamW" in done.stderr
+def test_a_memory_limit_counts_what_states_are_going_to_take(
+    states: EightBitStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [parameter(300, 301), parameter(9)]
+    optimizer = AdamW(params)
+    full_bytes = 2 * sum(param.nbytes for param in params)
+    assert limiter._state_bytes(optimizer, lambda _: True) == full_bytes
+    monkeypatch.setitem(NOW.applied, "optimizer_states", states)
+    state_bytes = limiter._state_bytes(optimizer, lambda _: True)
+    stepped(optimizer)
+    moments = [
+        optimizer.state[param][name] for param in params for name in ("exp_avg", "exp_avg_sq")
+    ]
+    assert state_bytes == sum(each.nbytes for each in moments)
+    assert state_bytes < 0.27 * full_bytes
 
 
 @pytest.mark.usefixtures("states")
