@@ -9,6 +9,12 @@ import torch
 
 from cputrain.kernels.batch_norm import Activation
 from cputrain.kernels.depthwise import DepthwiseShape
+from cputrain.kernels.eight_bit_adam import (
+    AdamOptions,
+    AdamRow,
+    EightBitMoments,
+    update_by_torch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
     from cputrain.kernels.cross_entropy import CrossEntropyKernels
     from cputrain.kernels.depthwise import DepthwiseKernels
     from cputrain.kernels.dropout import DropoutKernels
+    from cputrain.kernels.eight_bit_adam import EightBitAdamKernels
 
 SHAPE = (3, 19, 5, 7)
 """Shape of the examined inputs: neither planes nor channels fill the last vector."""
@@ -40,6 +47,14 @@ NUM_DRAWN = 3001
 """Numbers of an examined noise: those of several blocks of the generator, and a rest."""
 
 DROPOUT_SEED = 5
+
+NUM_UPDATED = 1000
+"""Elements of an examined parameter: those of three blocks, and a rest."""
+
+ADAM_OPTIONS = (
+    AdamOptions(0.01, 0.9, 0.999, 1e-8, 0.1, True, False),
+    AdamOptions(0.01, 0.5, 0.9, 1e-3, 0.1, False, True),
+)
 
 TOLERANCE = 1e-4
 """Largest difference from float64, relative to the largest number."""
@@ -151,6 +166,43 @@ def is_depthwise_right(kernels: DepthwiseKernels) -> bool:
                 ):
                     return False
     return True
+
+
+def is_eight_bit_adam_right(kernels: EightBitAdamKernels) -> bool:
+    """Return whether parameters and moments agree with those of torch's operators."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        values = (_numbers([NUM_UPDATED]) * 0.7).sin()
+        for options in ADAM_OPTIONS:
+            for dtype in (torch.float32, torch.bfloat16):
+                rows = [
+                    AdamRow(
+                        values.to(dtype, copy=True), (values * 3).cos().to(dtype),
+                        EightBitMoments.zeros(NUM_UPDATED, is_signed=True),
+                        EightBitMoments.zeros(NUM_UPDATED, is_signed=False), 2.0,
+                    )
+                    for _ in range(2)
+                ]  # fmt: skip
+                for row in rows:
+                    row.averages.encode(values.float().cos())
+                    row.squares.encode(values.float().square())
+                kernels.update(rows[:1], options)
+                update_by_torch(rows[1:], options)
+                if not _are_alike(*rows):
+                    return False
+    return True
+
+
+def _are_alike(result: AdamRow, wanted: AdamRow) -> bool:
+    """Return whether rows are equal but for rounding, which may choose the next code."""
+    tolerance = torch.finfo(wanted.param.dtype).eps * 2
+    return (
+        torch.allclose(result.param.float(), wanted.param.float(), tolerance, tolerance)
+        and all(
+            bool((getattr(result, name).codes.int() - getattr(wanted, name).codes).abs().max() <= 1)
+            and torch.allclose(getattr(result, name).scales, getattr(wanted, name).scales)
+            for name in ("averages", "squares")
+        )
+    )  # fmt: skip
 
 
 def _numbers(shape: Sequence[int]) -> Tensor:

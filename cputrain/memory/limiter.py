@@ -24,6 +24,8 @@ from cputrain.runtime.glibc import Malloc
 from cputrain.runtime.kept_memory import TOUCHED_BYTES_PER_S
 from cputrain.runtime.linear_cross_entropy import MIN_ELEMENTS as MIN_LINEAR_ELEMENTS
 from cputrain.runtime.module_hooks import ModuleHooks
+from cputrain.runtime.optimizer_states import EightBitStates
+from cputrain.runtime.state import NOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -379,11 +381,21 @@ def _new_states(model: Any) -> int:
 def _state_bytes(optimizer: Any, has_state: Callable[[Any], bool]) -> int:
     """Return the bytes of what an optimizer keeps for some of its parameters."""
     return sum(
-        _num_states(optimizer, group) * parameter.nbytes
+        _bytes_for(optimizer, group, parameter)
         for group in optimizer.param_groups
         for parameter in group["params"]
         if has_state(parameter)
     )
+
+
+def _bytes_for(optimizer: Any, group: dict[str, Any], parameter: torch.Tensor) -> int:
+    """Return the bytes of what an optimizer keeps for a parameter."""
+    states = NOW.applied.get("optimizer_states")
+    if isinstance(states, EightBitStates):
+        num_bytes = states.num_bytes(optimizer, group, parameter)
+        if num_bytes is not None:
+            return num_bytes
+    return _num_states(optimizer, group) * int(parameter.nbytes)
 
 
 def _num_states(optimizer: Any, group: dict[str, Any]) -> int:

@@ -24,6 +24,7 @@ from cputrain.memory.process_memory import anonymous_bytes, peak_anonymous_bytes
 from cputrain.memory.saved_tensors import SavedBytes, storage_of
 from cputrain.memory.schedule import ForwardTrace
 from cputrain.memory.tree import TreeMemorySampler
+from cputrain.runtime.optimizer_states import EightBitTensor
 from cputrain.runtime.patching import Patch, never_compile
 from cputrain.runtime.root_forward import root_forward_of, within_call
 from cputrain.runtime.trial import end_process
@@ -116,11 +117,12 @@ class MemoryRecorder:
     def _after_step(self, optimizer: Any, *_: object) -> None:
         self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
         tensors = [
-            value
+            tensor
             for state in optimizer.state.values()
             if isinstance(state, dict)
             for value in state.values()
-            if isinstance(value, torch.Tensor)
+            for tensor in (value.moments if isinstance(value, EightBitTensor) else (value,))
+            if isinstance(tensor, torch.Tensor)
         ]
         self._states[id(optimizer)] = _bytes_of(tensors)
 

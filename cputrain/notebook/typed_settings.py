@@ -28,6 +28,7 @@ class Settings(TypedDict, total=False):
     c_kernels: Switch
     channels_last: Switch
     precision: Literal["auto", "float32", "kernels", "bf16"] | None
+    optimizer_states: Literal["auto", "full", "8bit"] | None
     replicas: int | Literal["auto"] | None
     reproducible: int | Literal["off"] | None
     isa: Literal["auto", "portable", "avx2", "avx512"] | None

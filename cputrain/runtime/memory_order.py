@@ -188,7 +188,9 @@ class _OptimizerFormats:
     def __init__(self, torch: ModuleType) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        self._torch = torch
+        from cputrain.runtime.optimizer_states import EightBitTensor
+
+        self._torch, self._eight_bit = torch, EightBitTensor
         self._hook = register_optimizer_step_pre_hook(self._before_step)
         skip_frames(_OptimizerFormats._before_step.__code__)
 
@@ -204,6 +206,7 @@ class _OptimizerFormats:
                     for tensor in (weight.grad, *state.values()):
                         if (
                             isinstance(tensor, torch.Tensor)
+                            and not isinstance(tensor, self._eight_bit)
                             and tensor.layout is torch.strided
                             and tensor.size() == weight.size()
                             and not tensor.is_contiguous(memory_format=memory_format)

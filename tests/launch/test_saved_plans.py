@@ -91,6 +91,7 @@ HOSTILE = [
         {}, None, 5, {"keep_bytes": -1}, {"keep_bytes": True}, {"keep_bytes": 1, "more": 2},
     )),
     *(("flush_denormals", {"value": value}) for value in (1, "on", None)),
+    *(("optimizer_states", {"value": value}) for value in (8, "4bit", None)),
     *(("interop_threads", {"value": value}) for value in (0, True, "1")),
     *(("threads", {"environment": value}) for value in (
         {"PATH": "/evil"}, {"GOMP_SPINCOUNT": "two"}, {"GOMP_SPINCOUNT": 2}, [], None, "x",

@@ -114,6 +114,7 @@ SETTINGS = st.fixed_dictionaries(
         "start_method": st.sampled_from(("auto", "spawn")),
         "flush_denormals": st.sampled_from(("auto", "on", "off")),
         "fused_optimizer": st.sampled_from(("auto", "on", "off")),
+        "optimizer_states": st.sampled_from(("auto", "full", "8bit")),
     },
 ).map(lambda found: {name: UserValue(value=value, where="here") for name, value in found.items()})
 
