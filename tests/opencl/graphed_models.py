@@ -751,6 +751,38 @@ def test_an_installed_model_may_set_attributes_that_stay(make, is_replayed, monk
     assert bool(replays) == is_replayed
 
 
+def gradients_under_autocast():
+    """Gradients of steps, of which the last ones call backward twice."""
+    torch.manual_seed(0)
+    model = Block(width=16, dropout=0.0).to("ocl")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradients = []
+    for step, (x, y) in enumerate(batches()):
+        optimizer.zero_grad()
+        with torch.autocast("ocl", torch.bfloat16):
+            loss = functional.cross_entropy(model(x), y)
+        if step > NUM_STEPS - 3:
+            loss.backward(retain_graph=True)
+        loss.backward()
+        gradients += [parameter.grad.cpu() for parameter in model.parameters()]
+        optimizer.step()
+    return gradients
+
+
+def test_a_second_backward_is_that_of_a_call_under_autocast(replays, monkeypatch):
+    calls = []
+    original = ReplayedCall.call_again
+    monkeypatch.setattr(
+        ReplayedCall, "call_again", lambda *args: calls.append(1) or original(*args)
+    )
+    gradients = gradients_under_autocast()
+    assert replays
+    assert len(calls) == 2
+    with within_call():
+        expected = gradients_under_autocast()
+    assert all(map(torch.equal, gradients, expected))
+
+
 def test_threads_train_models_of_their_own(replays):
     def train(values):
         torch.manual_seed(0)

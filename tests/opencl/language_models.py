@@ -60,7 +60,10 @@ def lora() -> Any:
     return peft.get_peft_model(model, config), batch
 
 
-def losses(make: Any, device: str, *, has_dropout: bool = False) -> list[float]:
+def losses(
+    make: Any, device: str, *, has_dropout: bool = False, dtypes: tuple[Any, ...] = (None,)
+) -> list[float]:
+    """Losses of steps, each under autocast to the next of the dtypes."""
     torch.manual_seed(0)
     model, batch = make()
     model.train(has_dropout)
@@ -69,9 +72,11 @@ def losses(make: Any, device: str, *, has_dropout: bool = False) -> list[float]:
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained, 1e-2)
     values = []
-    for _ in range(7):
+    for step in range(7 * len(dtypes)):
         optimizer.zero_grad()
-        loss = model(**batch).loss
+        dtype = dtypes[step % len(dtypes)]
+        with torch.autocast(device, dtype, enabled=dtype is not None):
+            loss = model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
@@ -94,3 +99,20 @@ def test_it_trains_as_on_the_cpu_without_it(make, monkeypatch):
     replayed = losses(make, "ocl", has_dropout=True)
     with within_call():
         assert losses(make, "ocl", has_dropout=True) == replayed
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
+@pytest.mark.parametrize("make", [gpt2, vit, lora])
+@pytest.mark.parametrize("dtypes", [(torch.float16,), (None, torch.bfloat16)])
+def test_it_trains_under_autocast_as_on_the_cpu_and_without_replay(make, dtypes, monkeypatch):
+    monkeypatch.setenv("CPUTRAIN_OCL_FALLBACK", "needed")
+    calls = []
+    original = ReplayedCall.run
+    monkeypatch.setattr(ReplayedCall, "run", lambda self: calls.append(1) or original(self))
+    reset_fallbacks()
+    values = losses(make, "ocl", dtypes=dtypes)
+    assert fallbacks() == []
+    assert calls
+    with within_call():
+        assert losses(make, "ocl", dtypes=dtypes) == values
+    assert values == pytest.approx(losses(make, "cpu", dtypes=dtypes), rel=0.05, abs=0.05)

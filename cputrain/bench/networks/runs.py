@@ -36,13 +36,14 @@ def run(names: Sequence[str], device: str, batch: int, side: int, steps: int) ->
     Raises:
         UsageError: The device is not available.
     """
-    device, *modes = (asked := device).split("+")
+    name, *modes = device.split("+")
     autocast = next((DTYPES[mode] for mode in modes if mode in DTYPES), None)
-    if set(modes) - DTYPES.keys() - ({"graph"} if device.startswith("ocl") else set()):
+    if set(modes) - DTYPES.keys() - ({"graph"} if name.startswith("ocl") else set()):
         raise UsageError(
             "--devices", "must be names of devices, +graph (ocl only), +float16 or +bfloat16",
-            found=asked,
+            found=device,
         )  # fmt: skip
+    device = name
     if device.startswith("ocl"):
         import cputrain.opencl  # noqa: F401  (registers the device)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -61,11 +62,11 @@ def run(names: Sequence[str], device: str, batch: int, side: int, steps: int) ->
             else device_module.get_device_name(torch_device)
         ),
         "networks": {
-            name: _train(
-                name, torch_device, batch, side, steps, device_module, autocast,
+            network: _train(
+                network, torch_device, batch, side, steps, device_module, autocast,
                 is_captured="graph" in modes,
             )
-            for name in names
+            for network in names
         },
     }  # fmt: skip
 

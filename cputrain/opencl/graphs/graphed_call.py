@@ -14,6 +14,7 @@ from torch.utils import _pytree as tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cputrain.opencl.device import MIN_BLOCK_BYTES
+from cputrain.opencl.graphs.autocast_state import in_autocast
 from cputrain.opencl.graphs.capture import CAPTURES, REFUSED, Capture
 from cputrain.opencl.graphs.part import BufferSlots, Part, Uses
 from cputrain.opencl.graphs.returned import UNKNOWN_OBJECT, Returned
@@ -178,10 +179,11 @@ class GraphedCall:
             for index, metadata in self.gradients.items()
         }
         wanted = [each for each in (*inputs, *self.trained) if each.requires_grad]
-        gradients: Any = torch.autograd.grad(
-            [outputs[index] for index in incoming], wanted, list(incoming.values()),
-            allow_unused=True,
-        )  # fmt: skip
+        with in_autocast(None):  # (scripts leave autocast before their backward)
+            gradients: Any = torch.autograd.grad(
+                [outputs[index] for index in incoming], wanted, list(incoming.values()),
+                allow_unused=True,
+            )  # fmt: skip
         return _CapturedTensors(inputs, outputs, incoming, gradients)
 
     def _prepare(self, capture: Capture, captured: _CapturedTensors) -> None:

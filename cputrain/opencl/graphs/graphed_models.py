@@ -18,6 +18,7 @@ from torch.utils import _pytree as tree
 
 from cputrain.counting import counted
 from cputrain.opencl.device import SHORTAGE_HOOKS
+from cputrain.opencl.graphs.autocast_state import autocast_dtype
 from cputrain.opencl.graphs.capture import CAPTURES
 from cputrain.opencl.graphs.graphed_call import (
     FEW_LAUNCHES,
@@ -382,7 +383,7 @@ def _key(state: int, call: ModelCall) -> Any:
     if modes is None:
         return None
     leaves, structure = tree.tree_flatten((call.args, call.kwargs))
-    parts: list[Any] = [state, modes, structure]
+    parts: list[Any] = [state, modes, autocast_dtype(), structure]
     for leaf in leaves:
         if type(leaf) is OclTensor:
             layout = layout_of(leaf)

@@ -9,6 +9,7 @@ from torch.autograd import Function
 from torch.autograd.graph import increment_version
 
 from cputrain.opencl.generator import generator_of
+from cputrain.opencl.graphs.autocast_state import autocast_dtype, in_autocast
 from cputrain.opencl.graphs.graphed_call import at_offset_0
 from cputrain.opencl.graphs.returned import Returned
 from cputrain.opencl.tensor import OclTensor
@@ -48,6 +49,7 @@ class ReplayedCall:
         self.inputs = list(map(at_offset_0, self.originals))
         """The same, in memory of their own where they are parts of larger tensors."""
         self._versions = [(each, each._version) for each in (*self.originals, *graphed.trained)]
+        self._autocast_dtype = autocast_dtype()
         self.is_used = False
         """Whether the backward was replayed: it takes the memory of what the forward has left."""
         self._generator = generator_of(graphed.device.index)
@@ -105,7 +107,7 @@ class ReplayedCall:
         state = self._generator.get_state()
         if self._random_state is not None:
             self._generator.set_state(self._random_state)
-        with torch.enable_grad(), within_call():
+        with torch.enable_grad(), within_call(), in_autocast(self._autocast_dtype):
             outputs = Returned(self._call.run()).take_tensors()
         self._generator.set_state(state)
         autograd: Any = torch.autograd
