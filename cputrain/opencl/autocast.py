@@ -82,7 +82,8 @@ class _Autocast:
         """Have an operator's arguments cast to the dtype that `rule` returns for them."""
         base, _, suffix = operator.partition(".")
         overload = getattr(getattr(torch.ops.aten, base), suffix or "default")
-        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+        dispatch_key: Any = torch._C.DispatchKey
+        keys = torch._C.DispatchKeySet(dispatch_key.AutocastPrivateUse1)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(keys):
@@ -106,11 +107,12 @@ class _Autocast:
         if not is_parameter or not torch.is_autocast_cache_enabled() or is_capturing():
             return value.to(dtype)
         key = (id(value), dtype)
-        reference, version, cast = self._casts.get(key, (None, 0, None))
-        if reference is None or reference() is not value or version != value._version:
-            cast = value.to(dtype)
-            if torch.is_grad_enabled():  # (else the next call with gradients would have none)
-                self._casts[key] = weakref.ref(value), value._version, cast
+        entry = self._casts.get(key)
+        if entry is not None and entry[1] == value._version and entry[0]() is value:
+            return entry[2]
+        cast = value.to(dtype)
+        if torch.is_grad_enabled():  # (else the next call with gradients would have none)
+            self._casts[key] = weakref.ref(value), value._version, cast
         return cast
 
     def clear_after(self, original: Callable[[], None]) -> Callable[[], None]:
