@@ -133,7 +133,8 @@ void partial_gradient_sums(const int C, const int inner, const long count, const
 // IS_TRAINING, `second` is the inverse std, else the variance
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void gradients(const int C, const int inner, const long count, const int num_parts,
-               __global const ELEMENT* grad, const long grad_at, __global const ELEMENT* in, const long in_at,
+               __global const ELEMENT* grad, const long grad_at,
+               __global const ELEMENT* in, const long in_at,
                __global const STATISTIC* first, const long first_at,
                __global const STATISTIC* second, const long second_at, const T eps,
                __global const PARAMETER* weight, const long weight_at, __global const T* sums,

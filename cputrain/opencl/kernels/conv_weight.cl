@@ -36,7 +36,8 @@
   const int grad_base = image * grad_n + p_ * grad_p + q_ * grad_q; \
   const int in_base = image * in_n + h * in_h + w * in_w; \
   const bool is_valid = k_position < end;
-#define A_AT(row, unused) ((row) < M && is_valid ? LOAD_FACTOR(grad, grad_base + (row) * grad_m) : 0)
+#define A_AT(row, unused) \
+  ((row) < M && is_valid ? LOAD_FACTOR(grad, grad_base + (row) * grad_m) : 0)
 #define B_AT(unused, column) \
   ((column) < N && is_valid \
        ? read_in(in, column_table[(column) - first_column], in_base, h, w, H, W) : 0)

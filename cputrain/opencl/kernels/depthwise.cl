@@ -9,7 +9,8 @@
 // convolution: one work item per output element
 __kernel void output(const int count, SHAPE, __global const ELEMENT* in, const int in_at,
                      __global const ELEMENT* weight, const int weight_at,
-                     __global const ELEMENT* bias, const int bias_at, __global ELEMENT* out, const int out_at)
+                     __global const ELEMENT* bias, const int bias_at,
+                     __global ELEMENT* out, const int out_at)
 {
   const int at = get_global_id(0);
   if (at >= count) return;
@@ -32,7 +33,8 @@ __kernel void output(const int count, SHAPE, __global const ELEMENT* in, const i
 // gradient of the input, gathered: one work item per input element
 __kernel void input(const int count, SHAPE, __global const ELEMENT* grad, const int grad_at,
                     __global const ELEMENT* weight, const int weight_at,
-                    __global const ELEMENT* bias, const int bias_at, __global ELEMENT* out, const int out_at)
+                    __global const ELEMENT* bias, const int bias_at,
+                    __global ELEMENT* out, const int out_at)
 {
   const int at = get_global_id(0);
   if (at >= count) return;
@@ -59,7 +61,8 @@ __kernel void input(const int count, SHAPE, __global const ELEMENT* grad, const 
 // gradient of the weight: a work-group for each output channel and each part of its positions; the
 // sums of its items are reduced in a fixed order
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void weight(const int num_parts, const int images, SHAPE, __global const ELEMENT* grad, const int grad_at,
+void weight(const int num_parts, const int images, SHAPE,
+            __global const ELEMENT* grad, const int grad_at,
             __global const ELEMENT* in, const int in_at, __global RESULT* out)
 {
   __local T sums[ITEMS];

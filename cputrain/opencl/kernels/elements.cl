@@ -1,5 +1,5 @@
-// Elements in memory, and the numbers that kernels compute with: half (float16) and bfloat (bfloat16)
-// are floats in a kernel, by functions that devices without 16-bit arithmetic have as well.
+// Elements in memory, and the numbers that kernels compute with: half (float16) and bfloat
+// (bfloat16) are floats in a kernel, by functions that devices without 16-bit arithmetic have, too.
 
 typedef ushort bfloat;
 

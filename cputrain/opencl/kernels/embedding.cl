@@ -50,7 +50,8 @@ __kernel void compare_exchange(const long num_keys, const long run_length, const
 // a work item for each column of each key: the first key of a row sums all gradients of the row
 __kernel void scatter_add(const long num_indices, const long inner, const long rows,
                           const long padding_index,
-                          __global const ulong* keys, __global const ELEMENT* grad, const long grad_at,
+                          __global const ulong* keys,
+                          __global const ELEMENT* grad, const long grad_at,
                           __global ELEMENT* out)
 {
   const long id = get_global_id(0), i = id % inner, position = id / inner;

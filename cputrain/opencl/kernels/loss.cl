@@ -21,8 +21,8 @@ __kernel void elementwise_loss(SHARED_ARGUMENTS, __global const ELEMENT* in, con
 
 // one work-group: sums of its items are reduced in a fixed order
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void reduced_loss(SHARED_ARGUMENTS, __global const ELEMENT* in, const long in_at, __global ELEMENT* out,
-                  __global ELEMENT* total)
+void reduced_loss(SHARED_ARGUMENTS, __global const ELEMENT* in, const long in_at,
+                  __global ELEMENT* out, __global ELEMENT* total)
 {
   __local T sums[ITEMS], weights[ITEMS];
   const int item = get_local_id(0);
@@ -52,7 +52,8 @@ void reduced_loss(SHARED_ARGUMENTS, __global const ELEMENT* in, const long in_at
 
 __kernel void loss_gradient(SHARED_ARGUMENTS, __global const ELEMENT* grad, const long grad_at,
                             const long grad_step,
-                            __global const ELEMENT* total, const long total_at, __global ELEMENT* out)
+                            __global const ELEMENT* total, const long total_at,
+                            __global ELEMENT* out)
 {
   const long id = get_global_id(0);
   if (id >= count * classes) return;

@@ -35,7 +35,8 @@ KERNEL softmax(const int size, __global const ELEMENT* in, const long in_at, __g
 }
 
 KERNEL softmax_gradient(const int size, __global const ELEMENT* grad, const long grad_at,
-                        __global const ELEMENT* softmax_out, const long softmax_at, __global ELEMENT* out)
+                        __global const ELEMENT* softmax_out, const long softmax_at,
+                        __global ELEMENT* out)
 {
   __local T shared[ITEMS];
   ROW
@@ -82,7 +83,8 @@ KERNEL layer_norm_gradient(const int size, __global const ELEMENT* grad, const l
                            __global const ELEMENT* in, const long in_at,
                            __global const T* mean, const long mean_at,
                            __global const T* inverse, const long inverse_at,
-                           __global const ELEMENT* weight, const long weight_at, __global ELEMENT* out)
+                           __global const ELEMENT* weight, const long weight_at,
+                           __global ELEMENT* out)
 {
   __local T shared[ITEMS];
   ROW

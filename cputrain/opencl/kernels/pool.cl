@@ -105,7 +105,8 @@ __kernel void avg_pool_gradient(const int count, __global const ELEMENT* grad, c
   const int q_end = WINDOWS_END(w, W, Q, stride_w, pad_w);
   for (int p = FIRST_WINDOW(h, H, P, R, stride_h, pad_h); p < p_end; p++)
     for (int q = FIRST_WINDOW(w, W, Q, S, stride_w, pad_w); q < q_end; q++)
-      sum += LOAD(grad, p * Q + q) / divisor(p, q, H, W, P, Q, R, S, stride_h, stride_w, pad_h, pad_w,
+      sum += LOAD(grad, p * Q + q) /
+             divisor(p, q, H, W, P, Q, R, S, stride_h, stride_w, pad_h, pad_w,
                                        dilation_h, dilation_w, count_padding, divisor_override);
   STORE(out, at, sum);
 }

@@ -66,8 +66,10 @@ __kernel void integers(SHARED_ARGUMENTS, __global OUT* out, const long out_at, c
 }
 
 // kept elements are scaled, so that the mean is preserved
-__kernel void dropout(SHARED_ARGUMENTS, __global ELEMENT* out, const long out_at, __global uchar* mask,
-                      __global const ELEMENT* in, const long in_at, const T probability, const T scale)
+__kernel void dropout(SHARED_ARGUMENTS, __global ELEMENT* out, const long out_at,
+                      __global uchar* mask,
+                      __global const ELEMENT* in, const long in_at, const T probability,
+                      const T scale)
 {
   BEGIN
   const bool is_kept = UNIFORM(bits) < probability;

@@ -8,7 +8,8 @@ __kernel void arange(const long count, const T start, const T step, __global ELE
 }
 
 // a work item for each sum, which adds in order, as torch does on the CPU
-__kernel void cumsum(const long count, const long length, const long inner, __global const ELEMENT* in,
+__kernel void cumsum(const long count, const long length, const long inner,
+                     __global const ELEMENT* in,
                      const long in_at, __global RESULT* out)
 {
   const long id = get_global_id(0);

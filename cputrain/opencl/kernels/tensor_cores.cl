@@ -1,10 +1,10 @@
 // C = A B by the tensor cores of an NVIDIA GPU, for factors of 16 bits, whose sums are floats. The
 // source before this file defines how elements are read and written, as for tiles.cl.
 //
-// A work-group of ITEMS computes a tile of BM x BN, each warp of 32 items 8 TM x 4 TN of it. A and B
-// pass through local memory, BK of the summed elements at a time, each row of A and column of B in a
-// line: lanes of a warp read words of different banks, as lines are longer by 8 elements. The next
-// block is fetched while the current block is computed (double buffering).
+// A work-group of ITEMS computes a tile of BM x BN, each warp of 32 items 8 TM x 4 TN of it. A and
+// B pass through local memory, BK of the summed elements at a time, each row of A and column of B in
+// a line: lanes of a warp read words of different banks, as lines are longer by 8 elements. The
+// next block is fetched while the current block is computed (double buffering).
 
 #define LINE (BK + 8)
 #define WARP_ROWS (8 * TM)
