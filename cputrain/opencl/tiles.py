@@ -90,7 +90,7 @@ MIN_SPLIT_DEPTH = 256
 def result_definitions(dtype: torch.dtype, num_parts: int) -> tuple[tuple[str, str], ...]:
     """Return the definitions of a product's result in memory: parts of a sum are not rounded."""
     result = dtype if num_parts == 1 else computes_in(dtype)
-    return tuple(access_definitions(result, "RESULT", "_RESULT").items())
+    return tuple(access_definitions(result, "RESULT").items())
 
 
 def groups(tile: Tile, rows: int, columns: int) -> tuple[int, int]:
@@ -122,17 +122,21 @@ def candidates(
     fitting = [
         tile
         for tile in (TENSOR_CORE_TILES if on_tensor_cores else TILES)
-        if _local_bytes(tile, 2 if on_tensor_cores else computes_in(dtype).itemsize)
-        <= device.local_bytes
+        if _local_bytes(tile, dtype, on_tensor_cores=on_tensor_cores) <= device.local_bytes
         and tile.items <= device.max_group_items
         and groups(tile, rows, columns)[1] <= MAX_GRID_GROUPS
     ]
     return sorted(fitting, key=lambda tile: _estimated_cost(device, tile, rows, columns, batch))
 
 
-def _local_bytes(tile: Tile, itemsize: int) -> int:
-    """Return bytes of a group's local memory: two blocks of the factors, conv_weight's table."""
-    return 2 * (tile.deep + 8) * (tile.rows + tile.columns + 8) * itemsize + tile.columns * 16
+def _local_bytes(tile: Tile, dtype: torch.dtype, *, on_tensor_cores: bool) -> int:
+    """Return bytes of a group's local memory: two blocks of the factors, conv_weight.cl's table."""
+    if on_tensor_cores:
+        num_elements, itemsize = (tile.deep + 8) * (tile.rows + tile.columns), dtype.itemsize
+    else:
+        num_elements = tile.deep * (tile.rows + tile.columns + 8)
+        itemsize = computes_in(dtype).itemsize
+    return 2 * num_elements * itemsize + tile.columns * 16
 
 
 def _estimated_cost(device: Device, tile: Tile, rows: int, columns: int, batch: int) -> float:
@@ -161,12 +165,13 @@ def tiled_kernel(
         "A_STEP": min(4, tile.item_rows), "B_STEP": min(4, tile.item_columns),
         "FACTOR": "T", "LOAD_FACTOR(p, i)": "LOAD(p, i)", **dict(kernel_definitions),
     }  # fmt: skip
-    first, *rest = (*head, "tiles")
+    kernel_file = "tiles"
     if uses_tensor_cores(device, dtype):
-        first, *rest = (*head, "tensor_cores")
+        kernel_file = "tensor_cores"
         definitions |= {
             "FACTOR": "ushort", "LOAD_FACTOR(p, i)": "((__global const ushort*)(p))[i]",
             "KIND": '"f16"' if dtype is torch.float16 else '"bf16"',
         }  # fmt: skip
+    first, *rest = (*head, "blocks", kernel_file)
     source = program_source(first, definitions) + "".join(program_source(name, {}) for name in rest)
     return compile_kernel(device, source, "product", types)

@@ -11,13 +11,13 @@ import torch
 from cputrain.opencl.tiles import TENSOR_CORE_TILES, TILES, Tile, candidates, groups, split_k
 
 
-def device(num_units: int, *, has_tensor_cores: bool = False) -> Any:
+def device(num_units: int, *, has_tensor_cores: bool = False, local_bytes: int = 1 << 20) -> Any:
     """A device with room for every tile."""
     return cast(
         "Any",
         _Hashable(
             num_units=num_units,
-            local_bytes=1 << 20,
+            local_bytes=local_bytes,
             max_group_items=1 << 12,
             has_tensor_cores=has_tensor_cores,
         ),
@@ -64,6 +64,13 @@ def test_tensor_cores_multiply_what_has_16_bits() -> None:
         assert set(candidates(gpu, 512, 512, 1, dtype)) == set(TENSOR_CORE_TILES)
         assert set(candidates(device(132), 512, 512, 1, dtype)) == set(TILES)
     assert set(candidates(gpu, 512, 512, 1, torch.float32)) == set(TILES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_tiles_fit_the_local_memory_of_nvidia_gpus(dtype: torch.dtype) -> None:
+    gpu = device(132, has_tensor_cores=True, local_bytes=48 << 10)
+    tiles = TENSOR_CORE_TILES if dtype is torch.bfloat16 else TILES
+    assert set(candidates(gpu, 512, 512, 1, dtype)) == set(tiles)
 
 
 @pytest.mark.parametrize("tile", TENSOR_CORE_TILES)

@@ -485,7 +485,7 @@ if __name__ == "__main__":
     with Pool(2) as pool:
         pool.map(f.total, [{slices} for i in range(8)], chunksize=1)
         before = peak()
-        assert pool.map(f.total, [{slices} for i in range(320)], chunksize=1)[9] == 1 << 18
+        assert pool.map(f.total, [{slices} for i in range(640)], chunksize=1)[9] == 1 << 18
         print(peak() - before)
 """
     code, out, err = ended(tmp_path, text)

@@ -2,23 +2,16 @@
 // source before this file defines how elements are read and written, as for tiles.cl.
 //
 // A work-group of ITEMS computes a tile of BM x BN, each warp of 32 items 8 TM x 4 TN of it. A and
-// B pass through local memory, BK of the summed elements at a time, each row of A and column of B in
-// a line: lanes of a warp read words of different banks, as lines are longer by 8 elements. The
+// B pass through local memory, BK of the summed elements at a time. Each row of A and column of B
+// is a line there, longer by 8 elements, so that lanes of a warp read words of different banks. The
 // next block is fetched while the current block is computed (double buffering).
 
 #define LINE (BK + 8)
 #define WARP_ROWS (8 * TM)
 #define WARP_COLUMNS (4 * TN)
 #define WARPS_ACROSS (BN / WARP_COLUMNS)
-#define A_LOADS (BM * BK / ITEMS)
-#define B_LOADS (BN * BK / ITEMS)
-
-// row and column of the p-th element that an item loads; with A_BY_K, neighbouring items load
-// neighbours along k. ITEMS is a multiple of BK and of BN.
-#define A_K(p) (A_BY_K ? item % BK : (item + (p) * ITEMS) / BM)
-#define A_M(p) (A_BY_K ? (item + (p) * ITEMS) / BK : (item + (p) * ITEMS) % BM)
-#define B_K(p) (B_BY_K ? item % BK : (item + (p) * ITEMS) / BN)
-#define B_N(p) (B_BY_K ? (item + (p) * ITEMS) / BK : (item + (p) * ITEMS) % BN)
+#define A_LOCAL(buffer, k, row) a_tile[buffer][row][k]
+#define B_LOCAL(buffer, k, column) b_tile[buffer][column][k]
 
 // two neighbours along k as a word
 #define PAIR(tile, line, k) (*(__local const uint*)&tile[buffer][line][k])
@@ -49,18 +42,6 @@ void product(PARAMETERS)
     for (int j = 0; j < TN / 2; j++)
       #pragma unroll
       for (int n = 0; n < 4; n++) sum[i][j][n] = 0;
-
-#define LOAD_REGISTERS(begin) { \
-    AT_K(begin) \
-    _Pragma("unroll") \
-    for (int p = 0; p < A_LOADS; p++) a_next[p] = A_AT(first_row + A_M(p), (begin) + A_K(p)); \
-    _Pragma("unroll") \
-    for (int p = 0; p < B_LOADS; p++) b_next[p] = B_AT((begin) + B_K(p), first_column + B_N(p)); }
-#define STORE_LOCAL(buffer) { \
-    _Pragma("unroll") \
-    for (int p = 0; p < A_LOADS; p++) a_tile[buffer][A_M(p)][A_K(p)] = a_next[p]; \
-    _Pragma("unroll") \
-    for (int p = 0; p < B_LOADS; p++) b_tile[buffer][B_N(p)][B_K(p)] = b_next[p]; }
 
   int buffer = 0;
   LOAD_REGISTERS(BEGIN)

@@ -9,17 +9,10 @@
 
 #define PAD 4
 #define TILE_COLUMNS (BN / TN)
-#define A_LOADS (BM * BK / ITEMS)
-#define B_LOADS (BN * BK / ITEMS)
+#define A_LOCAL(buffer, k, row) a_tile[buffer][k][row]
+#define B_LOCAL(buffer, k, column) b_tile[buffer][k][column]
 #define A_ROW(i) ((i) / A_STEP * (BM / (TM / A_STEP)) + item_row * A_STEP + (i) % A_STEP)
 #define B_COLUMN(j) ((j) / B_STEP * (BN / (TN / B_STEP)) + item_column * B_STEP + (j) % B_STEP)
-
-// row and column of the p-th element that an item loads; with A_BY_K, neighbouring items load
-// neighbours along k. ITEMS is a multiple of BK and of BN.
-#define A_K(p) (A_BY_K ? item % BK : (item + (p) * ITEMS) / BM)
-#define A_M(p) (A_BY_K ? (item + (p) * ITEMS) / BK : (item + (p) * ITEMS) % BM)
-#define B_K(p) (B_BY_K ? item % BK : (item + (p) * ITEMS) / BN)
-#define B_N(p) (B_BY_K ? (item + (p) * ITEMS) / BK : (item + (p) * ITEMS) % BN)
 
 #define READ(step, to, i, from) READ_(step, to, i, from)
 #define READ_(step, to, i, from) READ_##step(to, i, from)
@@ -48,18 +41,6 @@ void product(PARAMETERS)
     #pragma unroll
     for (int j = 0; j < TN; j++)
       sum[i][j] = 0;
-
-#define LOAD_REGISTERS(begin) { \
-    AT_K(begin) \
-    _Pragma("unroll") \
-    for (int p = 0; p < A_LOADS; p++) a_next[p] = A_AT(first_row + A_M(p), (begin) + A_K(p)); \
-    _Pragma("unroll") \
-    for (int p = 0; p < B_LOADS; p++) b_next[p] = B_AT((begin) + B_K(p), first_column + B_N(p)); }
-#define STORE_LOCAL(buffer) { \
-    _Pragma("unroll") \
-    for (int p = 0; p < A_LOADS; p++) a_tile[buffer][A_K(p)][A_M(p)] = a_next[p]; \
-    _Pragma("unroll") \
-    for (int p = 0; p < B_LOADS; p++) b_tile[buffer][B_K(p)][B_N(p)] = b_next[p]; }
 
   int buffer = 0;
   LOAD_REGISTERS(BEGIN)
