@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from cputrain.opencl.program import compile_kernel
-from cputrain.opencl.types import COMPUTES, NAMES, SCALARS, STORED, index_type
+from cputrain.opencl.types import COMPUTES, NAMES, SCALARS, STORED, STORED_ONLY, index_type
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     NamedTensor = tuple[str, OclTensor]
     Metadata = tuple[torch.dtype, Sequence[int], Sequence[int]]
     Scalar = tuple[str, torch.dtype, float]
-
-STORED_ONLY = frozenset(STORED[dtype] for dtype in COMPUTES)
-"""OpenCL types of memory that variables of kernels do not have."""
 
 GROUP = 256
 """Work-group size of elementwise kernels."""

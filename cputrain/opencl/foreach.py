@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import STORED_ONLY, launch_size
+from cputrain.opencl.elementwise import launch_size
 from cputrain.opencl.program import compile_kernel
 from cputrain.opencl.shapes import byte_range, is_dense
 from cputrain.opencl.tensor import OclTensor
@@ -18,6 +18,7 @@ from cputrain.opencl.types import (
     NAMES,
     SCALARS,
     STORED,
+    STORED_ONLY,
     are_supported,
 )
 

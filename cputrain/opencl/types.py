@@ -33,6 +33,9 @@ STORED = NAMES | {torch.float16: "half", torch.bfloat16: "bfloat"}
 COMPUTES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """Dtype in which kernels compute, of the dtypes that only memory has."""
 
+STORED_ONLY = frozenset(STORED[dtype] for dtype in COMPUTES)
+"""OpenCL types of memory that variables of kernels do not have."""
+
 MAX_INT_INDEX = (1 << 31) - 1
 """Maximum number of elements that kernels index by int."""
 
@@ -71,12 +74,15 @@ def element_definitions(dtype: torch.dtype) -> dict[str, str]:
 
     T is the type of its variables, ELEMENT that of memory; LOAD and STORE convert.
     """
-    return {"T": NAMES[dtype], **access_definitions(dtype, "ELEMENT", "")}
+    return {"T": NAMES[dtype], **access_definitions(dtype, "ELEMENT")}
 
 
-def access_definitions(dtype: torch.dtype, name: str, suffix: str) -> dict[str, str]:
-    """Return definitions of a type in memory, and of LOAD and STORE with a suffix for it."""
-    stored = STORED[dtype]
+def access_definitions(dtype: torch.dtype, name: str) -> dict[str, str]:
+    """Return definitions of a type in memory, and of its LOAD_NAME and STORE_NAME.
+
+    Those of ELEMENT are named LOAD and STORE.
+    """
+    stored, suffix = STORED[dtype], "" if name == "ELEMENT" else f"_{name}"
     return {
         name: stored,
         f"LOAD{suffix}(p, i)": f"LOAD_{stored}(p, i)",

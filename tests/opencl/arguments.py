@@ -319,6 +319,24 @@ def test_autocast_casts_a_parameter_again_once_it_has_changed():
         assert (rows @ weight).tolist() == [[6, 6]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("has_weight", [False, True])
+def test_batch_norm_of_16_bits_with_parameters_of_32(dtype, has_weight, monkeypatch):
+    monkeypatch.setenv("CPUTRAIN_OCL_FALLBACK", "needed")
+    images = torch.linspace(-2, 3, 4 * 3 * 5).reshape(4, 3, 5).to("ocl", dtype)
+    weight = torch.tensor([1.0, 2.0, -3.0]).to("ocl") if has_weight else None
+    bias = torch.tensor([0.1, -20.0, 3.0]).to("ocl")
+    reset_fallbacks()
+    out, *_ = torch.native_batch_norm(images, weight, bias, None, None, True, 0.1, 1e-5)
+    assert not fallbacks()
+    expected, *_ = torch.native_batch_norm(
+        images.cpu().float(), None if weight is None else weight.cpu(), bias.cpu(), None, None,
+        True, 0.1, 1e-5,
+    )  # fmt: skip
+    assert out.dtype is dtype
+    torch.testing.assert_close(out.cpu(), expected.to(dtype))
+
+
 def test_a_loss_that_overflows_in_float16_is_refused_under_autocast():
     chances = torch.rand(3, device="ocl")
     with torch.autocast("ocl"), pytest.raises(RuntimeError, match="with_logits"):

@@ -17,6 +17,8 @@ inline float rounded_to_half(const float x)
 }
 
 #define rounded_to_bfloat(x) as_float((uint)bfloat_bits(x) << 16)
+#define rounded_to_float(x) (x)
+#define rounded_to_double(x) (x)
 
 #define LOAD_half(p, i) vload_half(i, p)
 #define LOAD_bfloat(p, i) as_float((uint)(p)[i] << 16)

@@ -85,7 +85,7 @@ def batch_norm(
          ),
          out.memory.buffer],
         IS_TRAINING=training, HAS_RUNNING=has_running, HAS_WEIGHT=weight is not None,
-        HAS_BIAS=bias is not None, PARAMETER=_parameter_dtype(input, weight, running_mean),
+        HAS_BIAS=bias is not None, PARAMETER=_parameter_dtype(input, weight, bias, running_mean),
     )  # fmt: skip
     return out, *saved
 
@@ -231,10 +231,10 @@ def _kernel_for(
         **element_definitions(dtype), "N": count_type, "ITEMS": GROUP, **dict.fromkeys(FLAGS, 0)
     }  # fmt: skip
     for key in ("PARAMETER", "STATISTIC"):
-        definitions |= access_definitions(dtype, key, f"_{key}")
+        definitions |= access_definitions(dtype, key)
     for key, value in options:
         if isinstance(value, torch.dtype):
-            definitions |= access_definitions(value, key, f"_{key}")
+            definitions |= access_definitions(value, key)
         else:
             definitions[key] = int(value)
     return compile_kernel(device, program_source("batch_norm", definitions), name, types)

@@ -124,7 +124,7 @@ def _build_kernel(
 ) -> Any:
     names = ("R", "S", "STRIDE_H", "STRIDE_W", "DILATION_H", "DILATION_W", "HAS_BIAS")
     definitions = {
-        **element_definitions(dtype), **access_definitions(result, "RESULT", "_RESULT"),
+        **element_definitions(dtype), **access_definitions(result, "RESULT"),
         "ITEMS": ITEMS, **dict(zip(names, values, strict=True)),
     }  # fmt: skip
     types = WEIGHT_TYPES if name == "weight" else ELEMENTWISE_TYPES

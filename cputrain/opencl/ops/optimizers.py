@@ -171,23 +171,22 @@ def update_scale(
     return self
 
 
-UNSCALED = {
-    "grad_scale": ("LOSS_SCALE", "GRAD = GRAD / LOSS_SCALE; "),
-    "found_inf": ("OVERFLOW", "if (OVERFLOW != 0) return; "),
-}
-"""Name and statement of a fused optimizer's arguments that a GradScaler sets."""
+def _add_scaler(lists: dict[str, Any], grad_scale: Any, found_inf: Any) -> tuple[str, list[str]]:
+    """Add what a GradScaler passes to a fused optimizer, where it does, to the lists of its step.
 
-
-def _scaler_lists(lists: dict[str, Any], **arguments: Any) -> tuple[str, list[str]]:
-    """Add a GradScaler's arguments to an optimizer's lists; return statements and their names."""
-    statements, single = "", []
-    for argument, value in reversed(arguments.items()):
+    Returns:
+        Statements that unscale a gradient or leave out the step, and the names of the lists.
+    """
+    statements, names = "", []
+    for name, value, statement in (
+        ("OVERFLOW", found_inf, "if (OVERFLOW != 0) return; "),
+        ("LOSS_SCALE", grad_scale, "GRAD /= LOSS_SCALE; "),
+    ):
         if value is not None:
-            name, statement = UNSCALED[argument]
             lists[name] = [value] * len(lists["WEIGHT"])
             statements += statement
-            single.append(name)
-    return statements, single
+            names.append(name)
+    return statements, names
 
 
 GRADIENT = "T g = MAXIMIZE != 0 ? -GRAD : GRAD; "
@@ -205,10 +204,10 @@ def fused_sgd(
     has_momentum = momentum != 0 and len(momentum_buffer_list) > 0
     if has_momentum:
         lists["BUFFER"] = momentum_buffer_list
-    unscale, single = _scaler_lists(lists, grad_scale=grad_scale, found_inf=found_inf)
+    statements, single = _add_scaler(lists, grad_scale, found_inf)
     if not are_uniform(lists, single):
         return NotImplemented
-    body = unscale + GRADIENT + "g += DECAY * WEIGHT; "
+    body = statements + GRADIENT + "g += DECAY * WEIGHT; "
     if has_momentum:
         body += "const T b = IS_FIRST != 0 ? g : MOMENTUM * BUFFER + (1 - DAMPENING) * g; "
         body += "BUFFER = b; g = NESTEROV != 0 ? g + MOMENTUM * b : b; "
@@ -234,11 +233,11 @@ def _adam(*, decoupled: bool) -> Any:
         if amsgrad:
             lists["MAX_SQUARE"] = max_exp_avg_sqs
         lists["STEP"] = state_steps
-        unscale, single = _scaler_lists(lists, grad_scale=grad_scale, found_inf=found_inf)
+        statements, single = _add_scaler(lists, grad_scale, found_inf)
         single.append("STEP")
         if not are_uniform(lists, single):
             return NotImplemented
-        body = unscale + GRADIENT
+        body = statements + GRADIENT
         body += "WEIGHT *= 1 - LR * DECAY; " if decoupled else "g += DECAY * WEIGHT; "
         body += "const T m = MEAN + (1 - BETA1) * (g - MEAN); "
         body += "const T v = BETA2 * SQUARE + (1 - BETA2) * g * g; MEAN = m; SQUARE = v; "

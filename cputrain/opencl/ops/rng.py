@@ -20,6 +20,7 @@ from cputrain.opencl.shapes import is_dense, is_partial_alias
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
 from cputrain.opencl.types import (
+    EXACT_INTEGERS,
     SCALARS,
     STORED,
     access_definitions,
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
 
 aten = torch.ops.aten
-
-DIGITS = {torch.float16: 11, torch.bfloat16: 8}
-"""Binary digits of uniform random numbers in dtypes that have fewer than float32."""
 
 
 @kernel(aten.uniform_.default)
@@ -191,11 +189,10 @@ def _kernel_for(
         "integers": (None, np.int64, np.int64, np.uint64),
         "dropout": (None, np.int64, None, None, np.int64, scalar_type, scalar_type),
     }[name]
-    stored = STORED[computed_dtype]
     definitions = {
-        **element_definitions(computed_dtype), **access_definitions(out_dtype, "OUT", "_OUT"),
-        "DIGITS": DIGITS.get(computed_dtype, 24),
-        "ROUNDED(x)": f"rounded_to_{stored}(x)" if computed_dtype in DIGITS else "(x)",
+        **element_definitions(computed_dtype), **access_definitions(out_dtype, "OUT"),
+        "DIGITS": EXACT_INTEGERS[computed_dtype].bit_length() - 1,
+        "ROUNDED(x)": f"rounded_to_{STORED[computed_dtype]}(x)",
         "IS_DOUBLE": int(computed_dtype is torch.float64),
         "MISSING": "NAN" if out_dtype.is_floating_point else "0",
     }  # fmt: skip

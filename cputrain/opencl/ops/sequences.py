@@ -88,7 +88,7 @@ def _kernel_for(device: Device, name: str, dtype: torch.dtype, sum_dtype: torch.
         {
             **element_definitions(dtype),
             "SUM": NAMES[sum_dtype],
-            **access_definitions(sum_dtype, "RESULT", "_RESULT"),
+            **access_definitions(sum_dtype, "RESULT"),
         },
     )
     return compile_kernel(device, source, name, types)
