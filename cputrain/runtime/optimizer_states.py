@@ -185,13 +185,13 @@ class EightBitStates(KernelPatches[EightBitAdamKernels]):
         name = type(optimizer).__name__
         self._optimizers.add(optimizer)
         reason = self._refusal(optimizer, group)
-        kinds = set() if reason else {self._refusal_of(param) for param in params} - {""}
-        for each in sorted({reason, *kinds} - {""}):
+        reasons = [reason or self._refusal_of(param) for param in params]
+        for each in sorted({*reasons} - {""}):
             self._refusals[f"states of {name} as torch keeps them: {each}"] = None
         num_encoded = 0
-        for param in params:
+        for param, refusal in zip(params, reasons, strict=True):
             state = optimizer.state[param]
-            if reason or self._refusal_of(param):
+            if refusal:
                 _decode(state)
             else:
                 num_encoded += self._encode(state, param, is_fused=group["fused"])
