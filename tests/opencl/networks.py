@@ -35,6 +35,14 @@ def stepped(model, x, y):
     return [out.detach()], gradients, list(model.state_dict().values())
 
 
+def network_and_step(name):
+    """A network, images, labels, and what a step gives in float64."""
+    model = build_network(name, classes=10)
+    side = LEAST.get(name, 64)
+    x, y = torch.randn(3, 3, side, side), torch.tensor([1, 3, 7])
+    return model, x, y, stepped(copy.deepcopy(model).double(), x.double(), y)
+
+
 def apart(found, expected):
     """How far all are from where they should be, of how long they are together."""
     whole = sum(float(one.double().norm() ** 2) for one in expected) ** 0.5
@@ -57,7 +65,7 @@ OTHERS_HAVE = {"vgg16", "wide_resnet50_2", "efficientnet_b4"}
 SHORT = {"mobilenet_v3_small"}
 """A network of the kinds of layers that others have as well."""
 
-IN_FLOAT32 = {"resnet18", "googlenet", "densenet161"}
+IN_FLOAT32 = [*SHORT, "resnet18", "googlenet", "densenet161"]
 """Networks that `make test-all` trains in float32 as well: to compile its kernels takes as long."""
 
 
@@ -65,18 +73,21 @@ IN_FLOAT32 = {"resnet18", "googlenet", "densenet161"}
     "name", cases([name for name in NETWORKS if name not in OTHERS_HAVE], SHORT)
 )
 def test_it_trains_as_on_the_cpu(name):
-    """In float64 but for rounding. Some in float32 about as well as the CPU does: networks make
-    much of rounding, where it has another element be the largest, or a norm has few of them."""
-    model = build_network(name, classes=10)
-    side = LEAST.get(name, 64)
-    x, y = torch.randn(3, 3, side, side), torch.tensor([1, 3, 7])
-    expected = stepped(copy.deepcopy(model).double(), x.double(), y)
+    """In float64 but for rounding."""
+    model, x, y, expected = network_and_step(name)
     found = stepped(
         copy.deepcopy(model).to("ocl", torch.float64), x.to("ocl").double(), y.to("ocl")
     )
     for one, exact in zip(found, expected, strict=True):
         assert apart(one, exact) < 1e-8
-    if name in IN_FLOAT32:
-        found = stepped(copy.deepcopy(model).to("ocl"), x.to("ocl"), y.to("ocl"))
-        for one, exact, on_cpu in zip(found, expected, stepped(model, x, y), strict=True):
-            assert apart(one, exact) < 1e-2 + 20 * apart(on_cpu, exact)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_it_trains_in_float32_about_as_well_as_the_cpu(name):
+    """Networks make much of rounding, where it has another element be the largest, or a norm has
+    few of them."""
+    model, x, y, expected = network_and_step(name)
+    found = stepped(copy.deepcopy(model).to("ocl"), x.to("ocl"), y.to("ocl"))
+    for one, exact, on_cpu in zip(found, expected, stepped(model, x, y), strict=True):
+        assert apart(one, exact) < 1e-2 + 20 * apart(on_cpu, exact)
