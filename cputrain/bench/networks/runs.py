@@ -36,23 +36,22 @@ def run(names: Sequence[str], device: str, batch: int, side: int, steps: int) ->
     Raises:
         UsageError: The device is not available.
     """
-    name, *modes = device.split("+")
+    device_name, *modes = device.split("+")
     autocast = next((DTYPES[mode] for mode in modes if mode in DTYPES), None)
-    if set(modes) - DTYPES.keys() - ({"graph"} if name.startswith("ocl") else set()):
+    if set(modes) - DTYPES.keys() - ({"graph"} if device_name.startswith("ocl") else set()):
         raise UsageError(
             "--devices", "must be names of devices, +graph (ocl only), +float16 or +bfloat16",
             found=device,
         )  # fmt: skip
-    device = name
-    if device.startswith("ocl"):
+    if device_name.startswith("ocl"):
         import cputrain.opencl  # noqa: F401  (registers the device)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     try:
-        torch_device = torch.empty(1, device=device).device
+        torch_device = torch.empty(1, device=device_name).device
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
-            "--devices", "must be available", found=f"{device}: {str(error).splitlines()[0]}"
+            "--devices", "must be available", found=f"{device_name}: {str(error).splitlines()[0]}"
         ) from None
     device_module: Any = getattr(torch, torch_device.type)
     return {

@@ -46,7 +46,8 @@ def footnote(comparison: NetworkComparison) -> str:
     device_names = ", ".join(f"{device} is {name}" for device, name in comparison.names.items())
     return (
         f"{rounds}; training steps (forward, backward, SGD with momentum) on images of "
-        f"{comparison.side} x {comparison.side}, float32 without TF32; {device_names}. Speed-up "
+        f"{comparison.side} x {comparison.side}, float32 without TF32, or autocast to the dtype "
+        f"after +; {device_names}. Speed-up "
         f"over {reference} in geometric mean: {means}. Host time is the time in which Python "
         "enqueues a step."
     )
