@@ -172,6 +172,7 @@ def tiled_kernel(
             "FACTOR": "ushort", "LOAD_FACTOR(p, i)": "((__global const ushort*)(p))[i]",
             "KIND": '"f16"' if dtype is torch.float16 else '"bf16"',
         }  # fmt: skip
-    first, *rest = (*head, "blocks", kernel_file)
-    source = program_source(first, definitions) + "".join(program_source(name, {}) for name in rest)
+    source = program_source(head[0], definitions) + "".join(
+        program_source(name, {}) for name in (*head[1:], "blocks", kernel_file)
+    )
     return compile_kernel(device, source, "product", types)
