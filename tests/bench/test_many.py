@@ -14,6 +14,7 @@ from cputrain.bench.many.comparison import summarise
 from cputrain.bench.many.trainings import NETWORKS, train
 from cputrain.errors import NotFound
 from cputrain.launch.commands.bench import main
+from tests.compilers import hide_compiler
 
 
 def runs(**seconds: float) -> dict[str, list[dict[str, object]]]:
@@ -55,7 +56,7 @@ def test_every_way_trains_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("network", [name for name in CASES if name != "data"])
 def test_a_seed_gives_the_same_loss(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "none")  # nothing compiles while other tests run
+    hide_compiler(monkeypatch)  # nothing compiles while other tests run
     losses = [train(network, seed, 3) for seed in (0, 1)]
     assert losses[0] == train(network, 0, 3) != losses[1]
     if network == "ppo":

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cputrain.step.contest import Contest
+from tests.compilers import hide_compiler
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -32,7 +33,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture
 def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replay graphs, which takes no time to compile, and time no steps."""
-    monkeypatch.setenv("CXX", "no-compiler")
+    hide_compiler(monkeypatch)
     monkeypatch.setattr("cputrain.step.recorded.recorder.MAX_SECONDS", 60.0)
     monkeypatch.setattr(Contest, "end", lambda _: False)
     monkeypatch.setattr(Contest, "begin", lambda _: True)

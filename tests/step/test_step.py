@@ -25,6 +25,7 @@ import cputrain.step.step as module
 from cputrain import Step
 from cputrain.errors import ArgumentTypeError, UsageError
 from cputrain.step.compiled_step import find_cpp_compiler
+from tests.compilers import hide_compiler
 from tests.selected import some
 
 NUM_STEPS = 30
@@ -667,7 +668,7 @@ class TestAfterwards:
 
 
 def test_without_a_compiler_operators_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-compiler")
+    hide_compiler(monkeypatch)
     model = mlp()
     step = Step(model, F.mse_loss, optim.SGD(model.parameters(), 0.1))
     losses = [step(*BATCH).item() for _ in range(6)]
